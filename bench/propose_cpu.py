@@ -1,0 +1,117 @@
+"""What does a draft cost on the CPU? Time of propose a request in a corpus of 1M tokens, beside arctic-inference's `speculate`.
+
+Both hold the same documents and draft for the same contexts. "client" is `draftd.client` with the mapped transport, which is what an
+engine calls; "core" is the drafting code below it. Exits 1 if the client at 16 rows a call is slower than the peer.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from bench import peers, service
+from bench.machine import parser, report
+from bench.workload import VOCABULARY, Workload, make
+from draftd.client import Drafter
+from draftd.drafter.corpus import Corpus, CorpusConfig
+from draftd.drafter.drafts import Drafts
+from draftd.drafter.params import DraftParams
+from draftd.drafter.reader import IndexReader
+from draftd.drafter.rows import RowBlock
+from draftd.server.replay.service import PrivateService
+
+BATCHES = (1, 16, 64)
+MUST_BATCH = 16
+PASSES = 11
+PARAMS = DraftParams(k=16, max_depth=24, spec_factor=2.0, min_token_prob=0.1)
+
+
+def passes_us(propose: Callable[[np.ndarray], Drafts], contexts: int, batch: int) -> tuple[float, float, float]:
+    """Median and maximum over passes of the time a request, in microseconds, and tokens drafted a request."""
+    groups = [np.arange(i, min(i + batch, contexts), dtype=np.int32) for i in range(0, contexts, batch)]
+    times = []
+    for _ in range(PASSES + 1):
+        started = time.perf_counter()
+        drafts = [propose(rows) for rows in groups]
+        times.append(1e6 * (time.perf_counter() - started) / contexts)
+    drafted = sum(int(d.counts.sum()) for d in drafts) / contexts
+    # The first pass warms both up.
+    return float(np.median(times[1:])), max(times[1:]), drafted
+
+
+def core(workload: Workload, max_length: int) -> dict[int, tuple[float, float, float]]:
+    """passes_us of the drafting core by rows a call."""
+    with tempfile.TemporaryDirectory(prefix="draftd-bench-", dir="/dev/shm") as root:
+        corpus = Corpus(CorpusConfig(shm_root=Path(root)))
+        corpus.start()
+        try:
+            corpus.ensure_namespace("default", VOCABULARY)
+            for number, document in enumerate(workload.documents):
+                corpus.ingest("default", f"document-{number}", 0, document, True)
+            if not corpus.settle():
+                raise SystemExit("the corpus did not settle")
+            contexts = len(workload.contexts)
+            block = RowBlock.open(corpus.attach_rows("bench", contexts, max_length, ["default"]))
+            for slot, context in enumerate(workload.contexts):
+                block.start(slot, f"context-{slot}", context, len(context), 0, False)
+            reader = IndexReader.open(corpus.control_spec(), {"default": corpus.index_spec("default")}, block)
+            return {batch: passes_us(lambda slots: reader.propose(slots, None, PARAMS), contexts, batch) for batch in BATCHES}
+        finally:
+            corpus.close()
+
+
+def client(workload: Workload, max_length: int) -> dict[int, tuple[float, float, float]]:
+    """passes_us of draftd.client, mapped, by rows a call."""
+    contexts = len(workload.contexts)
+    with PrivateService(http=False) as running:
+        service.fill(running.endpoint, workload.documents)
+        with Drafter(
+            running.endpoint,
+            engine="bench",
+            vocab_size=VOCABULARY,
+            max_rows=contexts,
+            max_length=max_length,
+            transport="mapped",
+            params=PARAMS,
+            strict=True,
+        ) as drafter:
+            if not drafter.wait_attached(60):
+                raise SystemExit("the client did not attach")
+            for row, context in enumerate(workload.contexts):
+                drafter.start(row, context)
+            return {batch: passes_us(drafter.propose, contexts, batch) for batch in BATCHES}
+
+
+def main() -> int:
+    """Prints the table; 1 if it must be faster."""
+    arguments = parser(__doc__)
+    arguments.add_argument("--tokens", type=int, default=1_000_000, help="least tokens of the corpus (default 1,000,000)")
+    arguments.add_argument("--contexts", type=int, default=256)
+    given = arguments.parse_args()
+    workload = make(given.tokens, given.contexts)
+    max_length = 1 + max(len(c) for c in workload.contexts)
+    with tempfile.NamedTemporaryFile(suffix=".npz") as file:
+        workload.save(Path(file.name))
+        limits = (PARAMS.k, PARAMS.max_depth, PARAMS.spec_factor, PARAMS.min_token_prob)
+        peer = peers.arctic("speculate", file.name, *limits)
+    ours = {"core": core(workload, max_length), "client": client(workload, max_length)}
+    rows: list[tuple[object, ...]] = []
+    for name, figures in ours.items():
+        for batch, (median, slowest, drafted) in figures.items():
+            rows.append((f"draftd {name}", batch, median, slowest, drafted, median / peer["us"] if peer else None))
+    if peer:
+        rows.append(("arctic speculate", 1, peer["us"], peer["us_max"], peer["drafted"], 1.0))
+    length = sum(len(c) for c in workload.contexts) / len(workload.contexts)
+    title = f"CPU propose, {workload.tokens:,} tokens of corpus, {len(workload.contexts)} contexts of {length:.0f} tokens on average"
+    columns = ("drafter", "rows a call", "µs a request", "slowest pass", "drafted a request", "of arctic")
+    report(title, columns, rows, given.json, [] if peer else [peers.MISSING])
+    return int(peer is not None and ours["client"][MUST_BATCH][0] > peer["us"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""What became of each draft, read from the tokens that the engine committed after it.
+
+A draft is settled when its row is drafted for again, or ends; so an engine may commit a step's tokens in one call or in several.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftd.client.rows import RowTable
+from draftd.drafter.drafts import SOURCE_CORPUS, SOURCE_LOCAL, Drafts
+from draftd.drafter.stats import EngineStats
+
+
+class PendingDrafts:
+    """The last draft of every row, until it is settled.
+
+    Args:
+        k: Most tokens of a draft.
+    """
+
+    def __init__(self, table: RowTable, stats: EngineStats, k: int) -> None:
+        self._table = table
+        self._stats = stats
+        self._tokens = np.full((table.max_rows, k), -1, np.int32)
+        self._counts = np.zeros(table.max_rows, np.int32)
+        self._sources = np.zeros(table.max_rows, np.int32)
+        self._at = np.zeros(table.max_rows, np.int64)
+        self._positions = np.arange(k)
+
+    def remember(self, rows: NDArray[np.int64], drafts: Drafts) -> None:
+        """Notes the drafts of `rows`, int64 [n]."""
+        self._tokens[rows] = drafts.tokens
+        self._counts[rows] = drafts.counts
+        self._sources[rows] = drafts.source
+        self._at[rows] = self._table.lengths[rows]
+
+    def settle(self, rows: NDArray[np.int64]) -> None:
+        """Counts the last drafts of `rows`, int64 [n], and forgets them; a draft after which nothing was committed does not count."""
+        table = self._table
+        rows = rows[(self._counts[rows] > 0) & (table.lengths[rows] > self._at[rows])]
+        if not len(rows):
+            return
+        at = self._at[rows, None] + self._positions
+        committed = table.tokens[rows[:, None], np.minimum(at, table.max_length - 1)]
+        counts = self._counts[rows]
+        right = (committed == self._tokens[rows]) & (at < table.lengths[rows, None]) & (self._positions < counts[:, None])
+        accepted = np.logical_and.accumulate(right, axis=1)
+        lengths = accepted.sum(axis=1)
+        for source in (SOURCE_LOCAL, SOURCE_CORPUS):
+            of = self._sources[rows] == source
+            if of.any():
+                k = len(self._positions)
+                self._stats.drafted[source, :k] += (self._positions < counts[of, None]).sum(axis=0)
+                self._stats.accepted[source, :k] += accepted[of].sum(axis=0)
+                self._stats.acceptance_length[source, : k + 1] += np.bincount(lengths[of], minlength=k + 1)
+        self._counts[rows] = 0
+
+    def forget(self, row: int) -> None:
+        """Drops a row's draft uncounted."""
+        self._counts[row] = 0

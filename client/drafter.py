@@ -1,0 +1,491 @@
+"""What an engine uses: one `Drafter` a process, called from its decode thread.
+
+It never raises in the decode loop and never waits longer than its bound, unless it is strict. It drafts nothing itself: transports do.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from draftd.client.acceptance import PendingDrafts
+from draftd.client.config import ClientConfig, TransportName, default_endpoint, default_shm_root
+from draftd.client.courier import Courier
+from draftd.client.failopen import FailOpen, FailOpenLog
+from draftd.client.rows import Parked, Request, RowTable
+from draftd.client.session import Session
+from draftd.client.transports import Link, Transport
+from draftd.client.transports.handle import EngineTensors, HandleTransport
+from draftd.client.transports.inline import InlineTransport
+from draftd.client.transports.mapped import MappedTransport
+from draftd.client.wire import as_sent
+from draftd.drafter.drafts import Drafts
+from draftd.drafter.errors import DraftdError, FailedPrecondition, InvalidArgument
+from draftd.drafter.params import DraftParams
+from draftd.drafter.reader import propose_local
+from draftd.drafter.stats import EngineStats
+from draftd.proto.draftd.v1 import draftd_pb2 as pb
+
+T = TypeVar("T")
+
+_POLL_S = 0.002
+_FLUSH_AT_DETACH_S = 2.0
+
+
+class Drafter:
+    """Drafts for the rows of one engine.
+
+    The engine gives each request one of its rows, in [0, max_rows). Every step it calls `propose` for its rows, verifies the drafts, and
+    calls `append` with what it committed; `finish` ends a request. A wrong call (a row that does not exist, a token outside the
+    vocabulary) raises when `strict`; else it is counted as `refused`, and its row gets no drafts until the next `start`.
+
+    Args:
+        endpoint: gRPC target of the service, such as `unix:/run/draftd.sock`; None takes DRAFTD_ENDPOINT or the default socket.
+        engine: Name of the engine, unique on the service.
+        vocab_size: Tokens are in [0, vocab_size).
+        k: Most tokens of a draft, in [1, 64]; the width of every `Drafts`.
+        max_rows: Most requests at a time.
+        max_length: Longest row, prompt and output together, in tokens.
+        namespace: What the engine's rows draft from and are kept in.
+        extra_namespaces: Further namespaces that `start` may name.
+        transport: `mapped`, `handle`, `inline`, or `auto`: mapped where that works, else inline.
+        timeout_ms: Longest wait for the service in a call of the decode thread, in milliseconds.
+        params: How to draft; None takes the service's defaults.
+        tokenizer_fingerprint: Identifies the tokenizer; a namespace refuses another than its first.
+        strict: Raise `FailOpen` and `DraftdError` instead of failing open; for tests.
+
+    Raises:
+        InvalidArgument: An argument is outside its range. A service that is not there is not an error.
+        OSError: `handle` is asked for and shared memory cannot be had.
+    """
+
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        *,
+        engine: str,
+        vocab_size: int,
+        k: int = 16,
+        max_rows: int,
+        max_length: int,
+        namespace: str = "default",
+        extra_namespaces: Sequence[str] = (),
+        transport: TransportName = "auto",
+        timeout_ms: float = 2.0,
+        params: DraftParams | None = None,
+        tokenizer_fingerprint: str = "",
+        strict: bool = False,
+    ) -> None:
+        self._config = ClientConfig(
+            endpoint=endpoint or default_endpoint(),
+            engine=engine,
+            vocab_size=vocab_size,
+            k=k,
+            max_rows=max_rows,
+            max_length=max_length,
+            namespace=namespace,
+            extra_namespaces=tuple(extra_namespaces),
+            transport=transport,
+            timeout_ms=timeout_ms,
+            params=params,
+            tokenizer_fingerprint=tokenizer_fingerprint,
+            strict=strict,
+        )
+        self._tensors = EngineTensors(default_shm_root(), max_rows, max_length, k) if transport == "handle" else None
+        tokens = self._tensors.tokens if self._tensors else np.empty((max_rows, max_length), np.int32)
+        lengths = self._tensors.lengths if self._tensors else np.zeros(max_rows, np.int32)
+        self._table = RowTable(tokens, lengths, vocab_size)
+        self._stats = EngineStats()
+        self._pending = PendingDrafts(self._table, self._stats, k)
+        self._log = FailOpenLog(engine, self._stats)
+        self._courier = Courier(self._table, uploads=transport != "handle")
+        self._transport: Transport | None = None
+        self._to_start: deque[Request] = deque()
+        # Counts that a service has seen in an earlier row block, and that it has seen up to now.
+        self._reported = self._stats.words.copy()
+        self._seen = self._stats.words.copy()
+        self._closed = False
+        self._session = Session(self._config, self._tensors.message if self._tensors else None, self._open_transport)
+
+    # -- what an engine calls ------------------------------------------------------------------------------------------------
+
+    def start(
+        self,
+        row: int,
+        tokens: ArrayLike,
+        document_id: str | None = None,
+        namespace: str | None = None,
+        private: bool = False,
+        *,
+        prompt_length: int | None = None,
+    ) -> None:
+        """Begins a request, or goes on with one that was preempted.
+
+        A request that is in the row already is finished first. A document id that is in flight, here or after `preempt`, moves to this
+        row and goes on; the tokens must then begin with what it held.
+
+        Args:
+            row: The engine's row, in [0, max_rows).
+            tokens: Integers [n]; all tokens that the request holds: the prompt, and whatever was generated before.
+            document_id: The request's id, 1 to 128 bytes; None makes one.
+            namespace: One of the attachment's namespaces; None is its own.
+            private: Draft from the request's own tokens only, in this process; the service never sees it.
+            prompt_length: Leading tokens that are the prompt and are never kept; None: all of them.
+        """
+        self._guard(lambda: self._start(row, tokens, document_id or uuid.uuid4().hex, namespace, private, prompt_length), None)
+
+    def propose(self, rows: ArrayLike, params: DraftParams | None = None) -> Drafts:
+        """Drafts for some rows; empty for those, or all, that nothing can be drafted for.
+
+        Args:
+            rows: Integers [n]; distinct rows with requests.
+            params: How to draft this time; None takes the drafter's.
+
+        Returns:
+            Drafts [n, k], in the order of `rows`.
+        """
+        started = time.perf_counter_ns()
+        n = np.shape(rows)[0] if np.ndim(rows) == 1 else 0
+        drafts = self._guard(lambda: self._propose(rows, params), None)
+        if drafts is None:
+            drafts = Drafts.empty(n, self._config.k)
+        self._stats.count_proposal(n, (time.perf_counter_ns() - started) / 1000)
+        self._report()
+        return drafts
+
+    def append(self, row: int, tokens: ArrayLike) -> None:
+        """Adds what the engine committed to a row.
+
+        Args:
+            row: A row with a request.
+            tokens: Integers [n]: accepted draft tokens and the model's own.
+        """
+        self._guard(lambda: self._append(row, tokens), None)
+
+    def finish(self, row: int, discard: bool = False) -> None:
+        """Ends a row's request; its output is kept for others to draft from, or forgotten if `discard`."""
+        self._guard(lambda: self._finish(row, discard), None)
+
+    def preempt(self, row: int) -> None:
+        """Takes a request from its row without ending it; `start` with its document id brings it back. At most max_rows wait."""
+        self._guard(lambda: self._preempt(row), None)
+
+    def detach(self) -> None:
+        """Ends the attachment; what was committed is delivered if the service answers in time. The drafter then only fails open."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._session.alive:
+            self._adopt()
+            self._courier.flush(_FLUSH_AT_DETACH_S, wait_visible=False)
+            self._report()
+        self._session.close()
+        self._courier.close()
+        self._stats.lost_tokens[0] += self._courier.take_lost()
+        if self._tensors:
+            self._tensors.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.detach()
+
+    # -- what an operator or a test asks ------------------------------------------------------------------------------------------
+
+    @property
+    def stats(self) -> EngineStats:
+        """What was counted since the drafter was made: a copy."""
+        return self._stats.snapshot()
+
+    @property
+    def attached(self) -> bool:
+        """The service answered the last call of the session."""
+        return self._session.alive
+
+    @property
+    def transport(self) -> str:
+        """The transport in use: `mapped`, `handle`, `inline`, or `none` before the first attachment."""
+        transport = self._session.transport
+        return transport.name if transport else "none"
+
+    def wait_attached(self, timeout_s: float) -> bool:
+        """Waits until the service has answered; not for the decode loop."""
+        return _wait(lambda: self._session.alive, timeout_s)
+
+    def wait_visible(self, timeout_s: float) -> bool:
+        """Waits until all that was appended can be drafted from, by every engine of the namespace; not for the decode loop."""
+        deadline = time.monotonic() + timeout_s
+
+        def is_visible() -> bool:
+            transport = self._adopt()
+            self._tell(float("inf"))
+            left = max(0.001, deadline - time.monotonic())
+            return transport is not None and self._courier.flush(left, wait_visible=True) and transport.is_visible()
+
+        return not self._closed and _wait(is_visible, timeout_s)
+
+    # -- behind the guard --------------------------------------------------------------------------------------------------------
+
+    def _guard(self, action: Callable[[], T], otherwise: T) -> T:
+        """Runs a call of the decode thread: what goes wrong is raised if the drafter is strict, else counted."""
+        try:
+            return action()
+        except FailOpen as error:
+            failure: Exception = error
+            reason = error.reason
+        except (DraftdError, ValueError, TypeError, OverflowError) as error:
+            reason, failure = "refused", error
+        except Exception as error:  # noqa: BLE001 -- whatever it is, the engine goes on decoding; it is counted and logged
+            reason, failure = "internal", error
+        self._log.failed(reason, str(failure) or type(failure).__name__)
+        if self._config.strict:
+            raise failure
+        return otherwise
+
+    def _start(
+        self, row: int, tokens: ArrayLike, document_id: str, namespace: str | None, private: bool, prompt_length: int | None
+    ) -> None:
+        table = self._table
+        transport = self._adopt()
+        row = table.check_row(row)
+        held = table.requests[row]
+        if held is not None and held.document_id != document_id:
+            self._finish(row, False)
+        elsewhere = table.row_of(document_id)
+        if elsewhere is not None:
+            self._preempt(elsewhere)
+        checked = table.check_tokens(tokens)
+        parked = table.parked.get(document_id)
+        if parked is not None:
+            table.check_length(len(checked))
+            if not np.array_equal(parked.tokens, checked[: len(parked.tokens)]):
+                self._end_parked(document_id)
+                raise FailedPrecondition(f"tokens do not begin with the {len(parked.tokens)} that {document_id!r} held", "tokens")
+            with table.lock:
+                del table.parked[document_id]
+            table.put(row, parked.request, checked)
+            if transport is not None and parked.request.shared:
+                transport.append(parked.request, checked[len(parked.tokens) :])
+            return
+        name = self._config.namespace if namespace is None else namespace
+        if name not in self._config.namespaces:
+            raise InvalidArgument(f"namespace is {name!r}; the attachment's are {', '.join(self._config.namespaces)}", "namespace")
+        length = len(checked) if prompt_length is None else prompt_length
+        request = Request(document_id, name, private, length)
+        table.check_request(request, checked)
+        table.put(row, request, checked)
+        if transport is not None and request.shared:
+            self._tell_one(transport, request, table.row_tokens(row))
+
+    def _propose(self, rows: ArrayLike, params: DraftParams | None) -> Drafts:
+        transport = self._adopt()
+        self._tell(time.monotonic() + self._config.timeout_ms / 2000)
+        given = np.asarray(rows)
+        if given.ndim != 1 or (len(given) and given.dtype.kind not in "iu"):
+            raise InvalidArgument("rows must be a list of integers", "rows")
+        n, k = len(given), self._config.k
+        drafts = Drafts.empty(n, k)
+        shared, local, wrong = self._sort(given.tolist())
+        wanted = self._params(transport, params)
+        rows64 = given.astype(np.int64)
+        self._pending.settle(rows64[shared + local])
+        if local and self._session.prepared:
+            lengths = self._table.lengths.astype(np.int64)
+            _fill(drafts, local, propose_local(self._table.tokens, lengths, rows64[local].astype(np.int32), wanted))
+        try:
+            if shared:
+                _fill(drafts, shared, self._ask(transport, rows64[shared], wanted))
+        except FailOpen as error:
+            self._failed(error.reason, str(error))
+        else:
+            if shared and self._session.alive:
+                self._log.worked()
+        if wrong:
+            self._failed("refused", f"rows has {wrong[0]}, which is no row with a request, or is there twice")
+        good = shared + local
+        if len(good) == n:
+            self._pending.remember(rows64, drafts)
+        elif good:
+            self._pending.remember(rows64[good], _take(drafts, good))
+        return drafts
+
+    def _failed(self, reason: str, detail: str) -> None:
+        if self._config.strict:
+            raise FailOpen(reason, detail)
+        self._log.failed(reason, detail)
+
+    def _sort(self, rows: list[int]) -> tuple[list[int], list[int], list[int]]:
+        """Places of rows to ask the service for, places of rows to draft for from their own tokens, and wrong rows."""
+        shared: list[int] = []
+        local: list[int] = []
+        wrong: list[int] = []
+        seen: set[int] = set()
+        requests, lengths, max_rows = self._table.requests, self._table.lengths, self._table.max_rows
+        for place, row in enumerate(rows):
+            request = requests[row] if 0 <= row < max_rows and row not in seen else None
+            if request is None:
+                wrong.append(row)
+                continue
+            seen.add(row)
+            if lengths[row]:
+                (shared if request.shared else local).append(place)
+        return shared, local, wrong
+
+    def _ask(self, transport: Transport | None, rows: NDArray[np.int64], params: DraftParams) -> Drafts:
+        if self._closed or transport is None or (not self._session.alive and transport.name != "mapped"):
+            raise FailOpen(*(("unattached", "detached") if self._closed else self._session.trouble))
+        try:
+            drafts = transport.propose(rows, params)
+        except FailOpen as error:
+            if error.reason != "timeout":
+                self._session.check()
+            raise
+        if not self._session.alive:
+            # A mapped index without its writer still drafts, but nothing new comes into it.
+            self._log.failed(*self._session.trouble)
+        return drafts
+
+    def _params(self, transport: Transport | None, params: DraftParams | None) -> DraftParams:
+        if params is not None:
+            if params.k > self._config.k:
+                raise InvalidArgument(f"params.k is {params.k}; it must be at most k = {self._config.k}", "params.k")
+            return as_sent(params)
+        if transport is not None:
+            return transport.link.defaults
+        return as_sent(self._config.params or DraftParams(k=self._config.k))
+
+    def _append(self, row: int, tokens: ArrayLike) -> None:
+        table = self._table
+        transport = self._adopt()
+        request = table.started(row)
+        try:
+            checked = table.check_tokens(tokens)
+            table.check_length(int(table.lengths[row]) + len(checked))
+        except InvalidArgument:
+            # Its tokens would no longer be what the engine holds: keep what was right, and draft no more for it.
+            self._finish(row, False)
+            raise
+        table.extend(row, checked)
+        self._stats.committed_tokens[0] += len(checked)
+        if transport is not None and request.shared and len(checked):
+            transport.append(request, checked)
+
+    def _finish(self, row: int, discard: bool) -> None:
+        transport = self._adopt()
+        request = self._table.started(row)
+        self._pending.settle(np.array([row], np.int64))
+        self._pending.forget(row)
+        self._end(transport, request, self._table.row_tokens(row), discard)
+        self._table.clear(row)
+        self._report()
+
+    def _end(self, transport: Transport | None, request: Request, tokens: NDArray[np.int32], discard: bool) -> None:
+        if request.given_up:
+            self._stats.lost_tokens[0] += max(0, len(tokens) - request.document_held)
+        elif request.shared and transport is not None:
+            transport.finish(request, tokens, discard)
+        elif request.shared:
+            self._courier.finish(request, tokens, discard)
+
+    def _preempt(self, row: int) -> None:
+        self._adopt()
+        request = self._table.started(row)
+        self._pending.settle(np.array([row], np.int64))
+        self._pending.forget(row)
+        while len(self._table.parked) >= self._table.max_rows:
+            self._end_parked(next(iter(self._table.parked)))
+        parked = Parked(request, self._table.row_tokens(row).copy())
+        with self._table.lock:
+            self._table.parked[request.document_id] = parked
+        self._table.clear(row)
+
+    def _end_parked(self, document_id: str) -> None:
+        with self._table.lock:
+            parked = self._table.parked.pop(document_id)
+        self._end(self._transport, parked.request, parked.tokens, False)
+
+    # -- attachments -------------------------------------------------------------------------------------------------------------
+
+    def _open_transport(self, link: Link, response: pb.AttachResponse) -> Transport:
+        """Makes the transport that the service chose; called from the session's thread."""
+        timeout_s = self._config.timeout_ms / 1000
+        if response.transport == pb.TRANSPORT_MAPPED:
+            mapped = MappedTransport(link, response, self._table, self._courier, self._config.namespaces)
+            mapped.warm_up(link.defaults)
+            return mapped
+        if response.transport == pb.TRANSPORT_HANDLE and self._tensors:
+            return HandleTransport(link, self._table, self._courier, timeout_s, self._tensors)
+        if response.transport == pb.TRANSPORT_INLINE:
+            return InlineTransport(link, self._table, self._courier, timeout_s)
+        raise ValueError(f"the service chose transport {response.transport}, which was not offered")
+
+    def _adopt(self) -> Transport | None:
+        """The transport to use: a new attachment takes the place of the old one, and is told of all requests in flight."""
+        transport = self._session.transport
+        if transport is not self._transport and transport is not None:
+            if self._transport is not None:
+                self._transport.close()
+            self._courier.attach(transport.link)
+            self._transport = transport
+            self._reported = self._seen.copy()
+            self._to_start = deque(request for request, _ in self._table.shared())
+        return self._transport
+
+    def _tell(self, deadline: float) -> None:
+        """Tells a new service of requests that it has not heard of, until `deadline` on the monotonic clock; the rest waits."""
+        transport = self._transport
+        if transport is None or not self._to_start:
+            return
+        tokens_of = dict(self._table.shared())
+        while self._to_start and time.monotonic() < deadline:
+            request = self._to_start.popleft()
+            if request in tokens_of:
+                self._tell_one(transport, request, tokens_of[request])
+
+    def _tell_one(self, transport: Transport, request: Request, tokens: NDArray[np.int32]) -> None:
+        if not transport.start(request, tokens) and not self._session.alive:
+            self._log.failed("rows_full", "no free slot, and no service to send its tokens to")
+
+    def _report(self) -> None:
+        """Shows a service that maps the engine's counts what was counted since the attachment began."""
+        self._stats.lost_tokens[0] += self._courier.take_lost()
+        if isinstance(self._transport, MappedTransport) and self._session.alive:
+            np.subtract(self._stats.words, self._reported, out=self._transport.block.stats.words)
+            np.copyto(self._seen, self._stats.words)
+
+
+def _fill(drafts: Drafts, places: list[int], part: Drafts) -> None:
+    """Writes `part` [n, at most k] to rows `places` of `drafts`."""
+    k = part.tokens.shape[1]
+    drafts.tokens[places, :k] = part.tokens
+    drafts.probabilities[places, :k] = part.probabilities
+    for field in ("counts", "source", "match_length", "occurrences", "version"):
+        getattr(drafts, field)[places] = getattr(part, field)
+
+
+def _take(drafts: Drafts, places: list[int]) -> Drafts:
+    """Rows `places` of `drafts`."""
+    return Drafts(
+        **{
+            field: getattr(drafts, field)[places]
+            for field in ("tokens", "probabilities", "counts", "source", "match_length", "occurrences", "version")
+        }
+    )
+
+
+def _wait(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Polls until the condition holds; False after `timeout_s` seconds."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True

@@ -1,0 +1,188 @@
+"""Keeps an engine attached: one background thread that attaches, extends the lease, and attaches anew after whatever ended it.
+
+It waits at most a second between tries. It opens transports but never uses one: the decode thread takes over each new one by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Protocol
+
+import grpc
+import numpy as np
+
+from draftd.client import wire
+from draftd.client.config import ClientConfig
+from draftd.client.failopen import reason_of
+from draftd.client.transports import Link, Transport
+from draftd.drafter.errors import DraftdError
+from draftd.drafter.layout import LAYOUT_VERSION
+from draftd.drafter.params import DraftParams
+from draftd.drafter.reader import propose_local
+from draftd.proto.draftd.v1 import draftd_pb2 as pb
+from draftd.proto.draftd.v1 import draftd_pb2_grpc
+
+_log = logging.getLogger("draftd.client")
+
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 1.0
+_ATTACH_TIMEOUT_S = 10.0
+_HEARTBEAT_S = 1.0
+_DETACH_TIMEOUT_S = 2.0
+_CHANNEL_OPTIONS = (
+    ("grpc.enable_retries", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.max_receive_message_length", -1),
+)
+_WANTED = {
+    "auto": pb.TRANSPORT_UNSPECIFIED,
+    "mapped": pb.TRANSPORT_MAPPED,
+    "handle": pb.TRANSPORT_HANDLE,
+    "inline": pb.TRANSPORT_INLINE,
+}
+
+
+class OpenTransport(Protocol):
+    """Makes the transport of a new attachment, or raises OSError or ValueError; called from the session's thread."""
+
+    def __call__(self, link: Link, response: pb.AttachResponse) -> Transport: ...
+
+
+class Session:
+    """An engine's attachment over time.
+
+    Attributes:
+        transport: That of the newest attachment; None before the first.
+        alive: The service answered the last call.
+        trouble: Fail-open reason and detail of the last failure; ("unattached", ...) before the first try has ended.
+        prepared: Rows can be drafted for from their own tokens.
+    """
+
+    def __init__(self, config: ClientConfig, tensors: pb.EngineTensors | None, open_transport: OpenTransport) -> None:
+        self.transport: Transport | None = None
+        self.alive = False
+        self.trouble = ("unattached", "the service has not answered yet")
+        self.prepared = False
+        self._config = config
+        self._tensors = tensors
+        self._open_transport = open_transport
+        self._mappable = True
+        self._attachment_id = ""
+        self._channel = grpc.insecure_channel(config.target, options=_CHANNEL_OPTIONS)
+        self._stub: draftd_pb2_grpc.DrafterServiceStub = draftd_pb2_grpc.DrafterServiceStub(self._channel)
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="draftd-session", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Has the session look at once whether the service is still there."""
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def close(self) -> None:
+        """Detaches if the service answers, and ends the thread. What an unclosed session leaves ends with its lease."""
+        self._stop.set()
+        self._wake.set()
+        self._thread.join(_ATTACH_TIMEOUT_S + _DETACH_TIMEOUT_S)
+        self._detach()
+        self._channel.close()
+        self.alive = False
+
+    def _run(self) -> None:
+        # Compiles the kernel, so that no step waits for it.
+        propose_local(np.zeros((1, 2), np.int32), np.full(1, 2, np.int64), np.zeros(1, np.int32), DraftParams())
+        self.prepared = True
+        pause = _FIRST_PAUSE_S
+        while not self._stop.is_set():
+            try:
+                lease_s = self._attach()
+            except grpc.RpcError as error:
+                self.trouble = reason_of(error)
+            except (OSError, ValueError, DraftdError) as error:
+                self.trouble = ("refused", f"{self._config.transport} does not work here: {error}")
+                self._mappable = self._config.transport != "auto"
+            else:
+                pause = _FIRST_PAUSE_S
+                self._keep(lease_s)
+                continue
+            self._stop.wait(pause)
+            pause = min(_LONGEST_PAUSE_S, 2 * pause)
+
+    def _attach(self) -> float:
+        """Attaches and opens the transport; the lease in seconds."""
+        if self._attachment_id:
+            self._detach()
+        config = self._config
+        wanted = _WANTED[config.transport] if self._mappable else pb.TRANSPORT_INLINE
+        request = pb.AttachRequest(
+            engine=config.engine,
+            namespace=config.namespace,
+            extra_namespaces=config.namespaces[1:],
+            tokenizer_fingerprint=config.tokenizer_fingerprint,
+            vocab_size=config.vocab_size,
+            k=config.k,
+            max_rows=config.max_rows,
+            max_length=config.max_length,
+            transport=wanted,
+            layout_version=LAYOUT_VERSION,
+        )
+        if self._tensors is not None:
+            request.tensors.CopyFrom(self._tensors)
+        response = self._stub.Attach(request, timeout=_ATTACH_TIMEOUT_S)
+        self._attachment_id = response.attachment_id
+        link = Link(
+            response.attachment_id,
+            response.instance,
+            response.lease_ms / 1000,
+            wire.as_sent(config.params or wire.parameters(response.defaults, config.k)),
+            self._stub,
+        )
+        transport = self._open_transport(link, response)
+        self._wake.clear()
+        self.transport, self.alive = transport, True
+        fallback = f"; not {config.transport}: {response.fallback_reason}" if response.fallback_reason else ""
+        _log.info("engine %s is attached, %s%s", config.engine, transport.name, fallback)
+        return link.lease_s
+
+    def _keep(self, lease_s: float) -> None:
+        """Extends the lease until the attachment has ended, or the service is gone."""
+        request = pb.HeartbeatRequest(attachment_id=self._attachment_id)
+        transport = self.transport
+        assert transport is not None
+        while True:
+            self._wake.wait(min(_HEARTBEAT_S, lease_s / 3))
+            if self._stop.is_set():
+                return
+            self._wake.clear()
+            try:
+                response = self._stub.Heartbeat(request, timeout=min(_HEARTBEAT_S, lease_s / 3))
+                transport.heartbeat(response)
+            except grpc.RpcError as error:
+                self.alive = False
+                self.trouble = reason_of(error)
+                if self.trouble[0] != "timeout":
+                    transport.orphaned()
+                    return
+                self._stop.wait(_FIRST_PAUSE_S)
+            except (OSError, ValueError) as error:
+                # An index that cannot be mapped any more: attach anew, to be told of those that can.
+                self.trouble = ("refused", str(error))
+                return
+            else:
+                self.alive = True
+
+    def _detach(self) -> None:
+        """Ends the last attachment, which would keep the engine's name taken; until that is done, or the service knows it no more."""
+        if self._attachment_id:
+            try:
+                self._stub.Detach(pb.DetachRequest(attachment_id=self._attachment_id), timeout=_DETACH_TIMEOUT_S)
+            except grpc.RpcError as error:
+                self.trouble = reason_of(error)
+                if self.trouble[0] not in ("unattached", "refused"):
+                    return
+            self._attachment_id = ""

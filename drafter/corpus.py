@@ -1,0 +1,628 @@
+"""The corpus of a service run: namespaces, their documents and indexes, and the thread that keeps them fresh.
+
+The only writer of the index. Thread-safe; calls that touch documents take a namespace's lock for microseconds.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Condition, Event, Lock, Thread
+from typing import NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftd.drafter import rowpoll
+from draftd.drafter.documents import Documents, IngestResult
+from draftd.drafter.drafts import Drafts
+from draftd.drafter.epochs import Epochs
+from draftd.drafter.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
+from draftd.drafter.explain import Explanation, explain
+from draftd.drafter.index import Index
+from draftd.drafter.layout import ROWS_HEADER_WORDS, BlockSpec, control_block_spec
+from draftd.drafter.params import MAX_DEPTH, MAX_VOCAB, DraftParams
+from draftd.drafter.reader import IndexReader, TornRead, draft_local
+from draftd.drafter.segments import RefreshStat, Segments
+from draftd.drafter.shm import SharedBlock, ShmDir
+from draftd.drafter.stats import EngineStats
+
+_NAME = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
+_SERVICE = "service"
+_MAX_LAGS = 100_000
+_EXPLAIN_TRIES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusConfig:
+    """How large a corpus may get and how fresh it is kept.
+
+    Attributes:
+        shm_root: Directory below which the blocks lie; None: /dev/shm/draftd-<uid>.
+        quota_tokens: Committed text of a namespace, in tokens (separators and overlaps counted), in [8 x depth, 2^31 - 1 - depth].
+        depth: Depth to which suffixes are sorted: longest match plus draft, in tokens, in [2, 64].
+        max_namespaces: Most namespaces.
+        refresh_interval_ms: Pause between refreshes, in milliseconds.
+        recent_tokens: Most suffixes of the segment `recent`; half of it triggers a merge into `main`.
+        live_tokens: Most tokens of the segment `live`, separators included.
+        keep_generations: Generations that a namespace keeps when a new one starts and the caller does not say.
+    """
+
+    shm_root: Path | None = None
+    quota_tokens: int = 4_194_304
+    depth: int = MAX_DEPTH
+    max_namespaces: int = 256
+    refresh_interval_ms: float = 10.0
+    recent_tokens: int = 262_144
+    live_tokens: int = 131_072
+    keep_generations: int = 2**31 - 1
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("depth", 2, MAX_DEPTH),
+            ("quota_tokens", 8 * self.depth, 2**31 - 2 - self.depth),
+            ("max_namespaces", 1, 65_536),
+            ("refresh_interval_ms", 0.1, 60_000),
+            ("recent_tokens", 2 * self.depth, 2**30),
+            ("live_tokens", 2 * self.depth, 2**30),
+            ("keep_generations", 1, 2**31 - 1),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise InvalidArgument(f"{name} is {value}; it must be in [{low}, {high}]", name)
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceInfo:
+    """State of a namespace; the fields are those of draftd.v1.Namespace and Segments."""
+
+    name: str
+    vocab_size: int
+    tokenizer_fingerprint: str
+    tokens: int
+    quota_tokens: int
+    documents: int
+    open_documents: int
+    evicted_tokens: int
+    generation: int
+    version: int
+    main: int
+    recent: int
+    live: int
+    bytes: int
+
+
+class StoredDocument(NamedTuple):
+    """A committed document: its id, int32 tokens and generation."""
+
+    document_id: str
+    tokens: NDArray[np.int32]
+    generation: int
+
+
+class RowContext(NamedTuple):
+    """A row to draft for: int32 tokens (C-contiguous), its namespace, and whether it drafts from its own tokens only."""
+
+    tokens: NDArray[np.int32]
+    namespace: str
+    private: bool
+
+
+@dataclass(slots=True)
+class _Namespace:
+    name: str
+    vocab_size: int
+    fingerprint: str
+    index: Index
+    documents: Documents
+    segments: Segments
+    lock: Lock
+    arrivals: list[float] = field(default_factory=list)
+
+
+class Corpus:
+    """All namespaces of a service run.
+
+    Raises:
+        OSError: The shared memory cannot be made.
+    """
+
+    def __init__(self, config: CorpusConfig | None = None) -> None:
+        self.config = config or CorpusConfig()
+        self._dir = ShmDir.create(self.config.shm_root)
+        self.instance = self._dir.instance
+        self._control_spec = control_block_spec(str(self._dir.path / "control"))
+        control = cast(NDArray[np.int64], SharedBlock.from_spec(self._control_spec, create=True)[1]["control"])
+        self._epochs = Epochs(control)
+        self._epochs.beat()
+        pins = np.zeros(ROWS_HEADER_WORDS, np.int64)
+        self._epochs.add_reader(_SERVICE, pins)
+        self._reader = IndexReader(control, pins)
+        self._reader_lock = Lock()
+        self._namespaces: dict[str, _Namespace] = {}
+        self._blocks: dict[str, rowpoll.PolledRows] = {}
+        self._lock = Lock()
+        self._executor = ThreadPoolExecutor(1, "draftd-merge")
+        self._thread: Thread | None = None
+        self._wake = Event()
+        self._stop = False
+        self._cycle = Condition()
+        self._cycles_started = 0
+        self._cycles_done = 0
+        self._lags: list[float] = []
+        self._created = 0
+        self.refresh_errors = 0
+
+    # -- life ----------------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Compiles the kernels and starts the refresh thread."""
+        self._warm_up()
+        self._thread = Thread(target=self._run, name="draftd-refresh", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops the refresh thread after a last refresh and removes the blocks' names."""
+        self._stop = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._executor.shutdown()
+        self._dir.close()
+
+    def _warm_up(self) -> None:
+        """Runs every kernel once, on a namespace of its own, so that no caller waits for a compiler."""
+        name = "_warm_up"
+        namespace = self._make_namespace(name, 16, "", quota=max(1024, 8 * self.config.depth))
+        self._reader.add_index(name, namespace.index.spec)
+        for i in range(40):
+            tokens = np.arange(i % 7, i % 7 + 60, dtype=np.int32) % 16
+            namespace.documents.ingest(str(i), 0, tokens, True, "")
+            namespace.segments.refresh()
+            namespace.segments.wait_merged()
+        row = np.arange(40, dtype=np.int32) % 16
+        self._reader.draft(_addresses([row, row]), np.array([40, 40]), [name, ""], DraftParams(max_depth=self.config.depth))
+        self._reader.remove_index(name)
+        Path(namespace.index.spec.handle).unlink()
+
+    def _run(self) -> None:
+        interval = self.config.refresh_interval_ms / 1000
+        while True:
+            self._wake.wait(interval)
+            self._wake.clear()
+            stopping = self._stop
+            self.refresh()
+            if stopping:
+                break
+
+    def refresh(self) -> None:
+        """Makes everything that has come until now visible; called by the refresh thread."""
+        with self._cycle:
+            self._cycles_started += 1
+            cycle = self._cycles_started
+        self._epochs.beat()
+        with self._lock:
+            blocks = list(self._blocks.values())
+            namespaces = list(self._namespaces.values())
+        polled = [(block, block.poll(self._ingest_polled)) for block in blocks]
+        for namespace in namespaces:
+            with namespace.lock:
+                arrivals, namespace.arrivals = namespace.arrivals, []
+            try:
+                namespace.segments.refresh()
+            except (OSError, MemoryError, ValueError):
+                # The old version stays in force; counted, and tried again at the next refresh.
+                self.refresh_errors += 1
+            now = time.perf_counter()
+            if len(self._lags) < _MAX_LAGS:
+                self._lags.extend(now - t for t in arrivals)
+        for block, seen in polled:
+            block.mark_visible(seen)
+        with self._cycle:
+            self._cycles_done = cycle
+            self._cycle.notify_all()
+
+    def ticket(self) -> int:
+        """Names a refresh that has not begun yet: what was given before is visible once it has ended (see wait_visible)."""
+        with self._cycle:
+            return self._cycles_started + 1
+
+    def wait_visible(self, ticket: int, timeout_s: float) -> bool:
+        """Waits until the refresh that `ticket` names has ended; False if that takes longer than `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        with self._cycle:
+            while self._cycles_done < ticket:
+                self._wake.set()
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self._cycle.wait(min(left, 0.05))
+        return True
+
+    def settle(self, timeout_s: float = 60.0) -> bool:
+        """Waits until no merge into `main` is running or due; False if that takes longer than `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if not self.wait_visible(self.ticket(), deadline - time.monotonic()):
+                return False
+            with self._lock:
+                namespaces = list(self._namespaces.values())
+            if all(n.segments.settled for n in namespaces):
+                return True
+            time.sleep(0.002)
+        return False
+
+    # -- namespaces ----------------------------------------------------------------------------------------------------------
+
+    def ensure_namespace(self, name: str, vocab_size: int, fingerprint: str = "") -> None:
+        """Creates a namespace, or checks that the one there fits.
+
+        Raises:
+            InvalidArgument: The name or the vocabulary size is not allowed.
+            FailedPrecondition: The namespace has another vocabulary size or tokenizer.
+            ResourceExhausted: There are as many namespaces as may be.
+        """
+        if not _NAME.fullmatch(name):
+            raise InvalidArgument("namespace must be 1 to 128 characters of letters, digits and . _ : / -", "namespace")
+        if not 1 <= vocab_size <= MAX_VOCAB:
+            raise InvalidArgument(f"vocab_size is {vocab_size}; it must be in [1, {MAX_VOCAB}]", "vocab_size")
+        with self._lock:
+            there = self._namespaces.get(name)
+            if there is None:
+                if len(self._namespaces) >= self.config.max_namespaces:
+                    raise ResourceExhausted(f"there are {self.config.max_namespaces} namespaces, as many as may be", "namespace")
+                namespace = self._make_namespace(name, vocab_size, fingerprint, self.config.quota_tokens)
+                self._namespaces[name] = namespace
+                with self._reader_lock:
+                    self._reader.add_index(name, namespace.index.spec)
+                return
+        if there.vocab_size != vocab_size:
+            raise FailedPrecondition(f"vocab_size is {vocab_size}; namespace {name!r} has {there.vocab_size}", "vocab_size")
+        if fingerprint and there.fingerprint and fingerprint != there.fingerprint:
+            raise FailedPrecondition(f"tokenizer_fingerprint is not that of namespace {name!r}", "tokenizer_fingerprint")
+        if fingerprint and not there.fingerprint:
+            there.fingerprint = fingerprint
+
+    def _make_namespace(self, name: str, vocab_size: int, fingerprint: str, quota: int) -> _Namespace:
+        self._created += 1
+        index = Index(
+            str(self._dir.path / f"index-{self._created}"),
+            vocab_size=vocab_size,
+            quota_tokens=quota,
+            recent_tokens=min(self.config.recent_tokens, quota),
+            live_tokens=self.config.live_tokens,
+            depth=self.config.depth,
+            epochs=self._epochs,
+        )
+        documents, lock = Documents(), Lock()
+        return _Namespace(name, vocab_size, fingerprint, index, documents, Segments(name, index, documents, lock, self._executor), lock)
+
+    def has_namespace(self, name: str) -> bool:
+        """The namespace exists."""
+        return name in self._namespaces
+
+    def _get(self, name: str) -> _Namespace:
+        namespace = self._namespaces.get(name)
+        if namespace is None:
+            raise NotFound(f"namespace {name!r} does not exist", "namespace")
+        return namespace
+
+    def namespaces(self) -> list[NamespaceInfo]:
+        """All namespaces, by name."""
+        with self._lock:
+            return [_info(n) for _, n in sorted(self._namespaces.items())]
+
+    def namespace(self, name: str) -> NamespaceInfo:
+        """One namespace.
+
+        Raises:
+            NotFound: It does not exist.
+        """
+        return _info(self._get(name))
+
+    def drop_namespace(self, name: str) -> tuple[int, int]:
+        """Forgets a namespace and answers how many committed documents and tokens it held.
+
+        Raises:
+            NotFound: It does not exist.
+        """
+        with self._lock:
+            namespace = self._get(name)
+            del self._namespaces[name]
+        with self._reader_lock:
+            self._reader.remove_index(name)
+        info = _info(namespace)
+        namespace.index.mark_dropped()
+        Path(namespace.index.spec.handle).unlink(missing_ok=True)
+        return info.documents, info.tokens
+
+    def advance_generation(self, name: str, keep: int | None = None) -> tuple[int, int]:
+        """Starts a new generation and has those evicted that are no longer kept.
+
+        Args:
+            keep: Generations to keep, the new one included; None: the configuration's.
+
+        Returns:
+            The new generation, and the tokens that the next refresh evicts.
+
+        Raises:
+            NotFound: The namespace does not exist.
+            InvalidArgument: `keep` is below 1.
+        """
+        namespace = self._get(name)
+        keep = self.config.keep_generations if keep is None else keep
+        if keep < 1:
+            raise InvalidArgument(f"keep_generations is {keep}; it must be at least 1", "keep_generations")
+        with namespace.lock:
+            namespace.documents.generation += 1
+            namespace.documents.changed += 1
+            generation = namespace.documents.generation
+            evicted = namespace.segments.evict_generations(generation - keep + 1)
+        self._wake.set()
+        return generation, evicted
+
+    # -- documents -----------------------------------------------------------------------------------------------------------
+
+    def ingest(
+        self, namespace: str, document_id: str, offset: int, tokens: NDArray[np.int32], complete: bool, owner: str = ""
+    ) -> IngestResult:
+        """Appends generated tokens to a document, which is opened at offset 0. Idempotent by document id and offset.
+
+        Args:
+            tokens: int32 [n].
+            complete: The document ends with these tokens and is committed.
+            owner: The attachment that opens it; only it may append.
+
+        Raises:
+            NotFound: The namespace does not exist.
+            InvalidArgument: A token outside the vocabulary, an id that is empty or too long, or a gap before `offset`.
+            FailedPrecondition: See draftd.drafter.documents.Documents.ingest.
+        """
+        space = self._get(namespace)
+        check_document_id(document_id)
+        check_tokens(tokens, space.vocab_size)
+        if offset < 0:
+            raise InvalidArgument(f"offset is {offset}; it must be at least 0", "offset")
+        with space.lock:
+            result = space.documents.ingest(document_id, offset, tokens, complete, owner)
+            if result.kept_tokens:
+                space.arrivals.append(time.perf_counter())
+        return result
+
+    def commit(self, namespace: str, document_id: str, owner: str = "") -> IngestResult:
+        """Commits an open document as it is; see draftd.drafter.documents.Documents.commit for errors."""
+        space = self._get(namespace)
+        with space.lock:
+            return space.documents.commit(document_id, owner)
+
+    def discard(self, namespace: str, document_id: str, owner: str = "") -> IngestResult:
+        """Forgets an open document; see draftd.drafter.documents.Documents.discard for errors."""
+        space = self._get(namespace)
+        with space.lock:
+            return space.documents.discard(document_id, owner)
+
+    def commit_owned(self, owner: str) -> int:
+        """Commits all open documents of an attachment and answers how many they were."""
+        count = 0
+        with self._lock:
+            spaces = list(self._namespaces.values())
+        for space in spaces:
+            with space.lock:
+                for document_id in space.documents.owned_by(owner):
+                    space.documents.commit(document_id, owner)
+                    count += 1
+        return count
+
+    def documents(self, namespace: str) -> Iterator[StoredDocument]:
+        """The committed documents of which nothing was evicted, oldest first, as they are when each is reached.
+
+        Raises:
+            NotFound: The namespace does not exist.
+        """
+        space = self._get(namespace)
+        with space.lock:
+            wanted = [d.id for d in space.documents.complete()]
+        for document_id in wanted:
+            with space.lock:
+                document = space.documents.committed.get(document_id)
+                if document is None or document.gone:
+                    continue
+                tokens = np.empty(document.length, np.int32)
+                for piece in document.pieces:
+                    tokens[piece.offset : piece.offset + piece.indexed] = space.index.text[piece.start : piece.start + piece.indexed]
+                rest = document.length - document.released
+                if rest > 0:
+                    tokens[document.released :] = document.tokens(document.released, document.length)
+                generation = document.generation
+            yield StoredDocument(document_id, tokens, generation)
+
+    def document_count(self, namespace: str) -> int:
+        """Committed documents of a namespace.
+
+        Raises:
+            NotFound: It does not exist.
+        """
+        return len(self._get(namespace).documents.committed)
+
+    # -- drafting ------------------------------------------------------------------------------------------------------------
+
+    def propose(self, rows: list[RowContext], params: DraftParams) -> Drafts:
+        """Drafts for rows given by their tokens.
+
+        Raises:
+            NotFound: A row's namespace does not exist.
+            InvalidArgument: A token outside the namespace's vocabulary, or max_depth above the index depth.
+        """
+        if params.max_depth > self.config.depth:
+            raise InvalidArgument(
+                f"parameters.max_depth is {params.max_depth}; it must be at most the index depth {self.config.depth}",
+                "parameters.max_depth",
+            )
+        for i, row in enumerate(rows):
+            check_tokens(row.tokens, self._get(row.namespace).vocab_size, f"rows[{i}].tokens")
+        return self.draft_checked(rows, params)
+
+    def draft_checked(self, rows: list[RowContext], params: DraftParams) -> Drafts:
+        """`propose` for rows whose tokens were checked as they came."""
+        tokens = [np.ascontiguousarray(row.tokens, np.int32) for row in rows]
+        addresses, lengths = _addresses(tokens), np.array([len(t) for t in tokens], np.int64)
+        names = ["" if row.private else row.namespace for row in rows]
+        with self._reader_lock:
+            try:
+                return self._reader.draft(addresses, lengths, names, params)
+            except TornRead:
+                return draft_local(addresses, lengths, params)
+
+    def explain(self, namespace: str, tokens: NDArray[np.int32], params: DraftParams, limit: int = 10) -> Explanation:
+        """Every matched suffix of `tokens` with its exact counts, next tokens and documents, and the draft that follows.
+
+        Raises:
+            NotFound: The namespace does not exist.
+            InvalidArgument: As for `propose`.
+        """
+        space = self._get(namespace)
+        drafts = self.propose([RowContext(tokens, namespace, False)], params)
+        tokens = np.ascontiguousarray(tokens, np.int32)
+        with self._reader_lock:
+            for _ in range(_EXPLAIN_TRIES):
+                with self._reader.pinned():
+                    explanation = explain(space.index, space.segments, tokens, params, limit, drafts)
+                if space.index.is_whole(explanation.version):
+                    return explanation
+        raise ResourceExhausted("the index is refreshed faster than it can be explained; try again", "namespace")
+
+    # -- what others map -----------------------------------------------------------------------------------------------------
+
+    def control_spec(self) -> BlockSpec:
+        """The control block."""
+        return self._control_spec
+
+    def index_spec(self, namespace: str) -> BlockSpec:
+        """A namespace's index block.
+
+        Raises:
+            NotFound: It does not exist.
+        """
+        return self._get(namespace).index.spec
+
+    def attach_rows(self, attachment_id: str, max_rows: int, max_length: int, namespaces: list[str]) -> BlockSpec:
+        """Makes a row block for an engine that maps, and reads it at each refresh from now on.
+
+        Args:
+            namespaces: The namespaces that its rows may name by position.
+
+        Raises:
+            OSError: There is no room for it.
+        """
+        block = rowpoll.PolledRows(str(self._dir.path / f"rows-{attachment_id}"), attachment_id, max_rows, max_length, namespaces)
+        self._epochs.add_reader(attachment_id, block.rows.header)
+        with self._lock:
+            self._blocks[attachment_id] = block
+        return block.spec
+
+    def set_row_namespaces(self, attachment_id: str, namespaces: list[str]) -> None:
+        """Replaces the namespaces that an attachment's rows may name by position; known ones keep their position."""
+        self._blocks[attachment_id].namespaces = list(namespaces)
+
+    def detach_rows(self, attachment_id: str) -> int:
+        """Takes what an engine's row block still holds, commits its open documents, and answers how many they were."""
+        with self._lock:
+            block = self._blocks.pop(attachment_id)
+        block.poll(self._ingest_polled)
+        self._epochs.remove_reader(attachment_id)
+        block.unlink()
+        return self.commit_owned(attachment_id)
+
+    def row_stats(self, attachment_id: str) -> EngineStats:
+        """The counters that an engine keeps in its row block."""
+        return self._blocks[attachment_id].rows.stats.snapshot()
+
+    def row_errors(self, attachment_id: str) -> int:
+        """Rows of an attachment that the service refused to take."""
+        return self._blocks[attachment_id].errors
+
+    def _ingest_polled(
+        self, namespace: str, document_id: str, offset: int, tokens: NDArray[np.int32], state: rowpoll.Take, owner: str, seen: float
+    ) -> None:
+        space = self._get(namespace)
+        check_tokens(tokens, space.vocab_size)
+        with space.lock:
+            if state is rowpoll.Take.DISCARD:
+                if document_id in space.documents.open:
+                    space.documents.discard(document_id, owner)
+                return
+            result = space.documents.ingest(document_id, offset, tokens, state is rowpoll.Take.COMMIT, owner)
+            if result.kept_tokens:
+                space.arrivals.append(seen)
+
+    # -- what is counted -----------------------------------------------------------------------------------------------------
+
+    def refresh_stats(self) -> list[RefreshStat]:
+        """The refreshes since the last call."""
+        out: list[RefreshStat] = []
+        with self._lock:
+            namespaces = list(self._namespaces.values())
+        for namespace in namespaces:
+            stats, namespace.segments.stats = namespace.segments.stats, []
+            out += stats
+        return out
+
+    def visibility_lags(self) -> list[float]:
+        """Seconds from arrival to visibility of what became visible since the last call.
+
+        What came through a row block counts as arrived when the poll before the one that found it had ended: an upper bound.
+        """
+        lags, self._lags = self._lags, []
+        return lags
+
+    @property
+    def readers_passed_over(self) -> int:
+        """Times that a reader did not move on and was no longer waited for."""
+        return self._epochs.passed_over
+
+
+def check_document_id(document_id: str) -> None:
+    """Raises InvalidArgument unless the id has 1 to 128 bytes."""
+    size = len(document_id.encode())
+    if not 1 <= size <= 128:
+        raise InvalidArgument(f"document_id has {size} bytes; it must have 1 to 128", "document_id")
+
+
+def check_tokens(tokens: NDArray[np.int32], vocab_size: int, field: str = "tokens") -> None:
+    """Raises InvalidArgument unless all tokens are in [0, vocab_size)."""
+    if len(tokens) == 0:
+        return
+    # As unsigned numbers negative tokens are above every vocabulary.
+    if int(tokens.view(np.uint32).max()) >= vocab_size:
+        bad = int(np.flatnonzero(tokens.view(np.uint32) >= vocab_size)[0])
+        raise InvalidArgument(f"{field}[{bad}] is {int(tokens[bad])}; it must be in [0, {vocab_size})", f"{field}[{bad}]")
+
+
+def _addresses(tokens: list[NDArray[np.int32]]) -> NDArray[np.int64]:
+    # Not t.ctypes.data, which makes a Python object ten times as slowly.
+    return np.array([t.__array_interface__["data"][0] for t in tokens], np.int64)
+
+
+def _info(namespace: _Namespace) -> NamespaceInfo:
+    with namespace.lock:
+        documents, version = namespace.documents, namespace.index.current
+        return NamespaceInfo(
+            name=namespace.name,
+            vocab_size=namespace.vocab_size,
+            tokenizer_fingerprint=namespace.fingerprint,
+            tokens=documents.tokens_held(),
+            quota_tokens=namespace.index.ring,
+            documents=len(documents.committed),
+            open_documents=len(documents.open),
+            evicted_tokens=documents.evicted_tokens,
+            generation=documents.generation,
+            version=version.number,
+            main=version.main_length,
+            recent=version.recent_length,
+            live=version.live_length,
+            bytes=namespace.index.resident_bytes(),
+        )

@@ -1,0 +1,227 @@
+"""The documents of one namespace: what is open, what is committed, and where each one's text lies in the ring.
+
+Ingest is idempotent by document id and offset. Nothing here touches shared memory.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftd.drafter.errors import FailedPrecondition, InvalidArgument, NotFound
+
+
+@dataclass(frozen=True, slots=True)
+class IngestResult:
+    """What was kept of a document: new tokens, tokens in all, and whether it is committed."""
+
+    kept_tokens: int
+    total_tokens: int
+    committed: bool
+
+
+@dataclass(slots=True)
+class Document:
+    """One request's output.
+
+    Attributes:
+        placed: Tokens whose suffixes are in the ring's segments; the rest is in `live`.
+        buffer: int32 [capacity]; its tokens, until all are placed.
+        length: Tokens in all.
+        released: Tokens that have left the buffer; the ring has them.
+        gone: Tokens that were evicted.
+        pieces: Its pieces in the ring, oldest first.
+    """
+
+    id: str
+    owner: str
+    generation: int
+    buffer: NDArray[np.int32] = field(default_factory=lambda: np.empty(64, np.int32))
+    length: int = 0
+    placed: int = 0
+    released: int = 0
+    gone: int = 0
+    committed: bool = False
+    pieces: deque[Piece] = field(default_factory=deque)
+
+    def append(self, tokens: NDArray[np.int32]) -> None:
+        """Adds tokens at the end."""
+        need = self.length - self.released + len(tokens)
+        if need > len(self.buffer):
+            grown = np.empty(max(need, 2 * len(self.buffer)), np.int32)
+            grown[: self.length - self.released] = self.buffer[: self.length - self.released]
+            self.buffer = grown
+        self.buffer[self.length - self.released : need] = tokens
+        self.length += len(tokens)
+
+    def tokens(self, start: int, stop: int) -> NDArray[np.int32]:
+        """int32 [stop - start]; tokens that are still in the buffer (start >= released)."""
+        return self.buffer[start - self.released : stop - self.released]
+
+    def release(self, keep_from: int) -> None:
+        """Drops the buffer's tokens before `keep_from`."""
+        if keep_from > self.released:
+            self.buffer = self.buffer[keep_from - self.released : self.length - self.released].copy()
+            self.released = keep_from
+
+
+@dataclass(slots=True)
+class Piece:
+    """A stretch of a document in the ring: its text from `offset` on, of which the first `indexed` suffixes belong to it."""
+
+    document: Document
+    offset: int
+    start: int
+    size: int
+    indexed: int
+
+
+class Documents:
+    """Open and committed documents of one namespace, in the order of their arrival.
+
+    Attributes:
+        pending: Documents with tokens that are not placed yet, by id, oldest first.
+        pieces: The ring's pieces, oldest first.
+    """
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self.open: dict[str, Document] = {}
+        self.committed: dict[str, Document] = {}
+        self.pending: dict[str, Document] = {}
+        self.pieces: deque[Piece] = deque()
+        self.changed = 0
+        self.indexed_tokens = 0
+        self.evicted_tokens = 0
+
+    def ingest(self, document_id: str, offset: int, tokens: NDArray[np.int32], complete: bool, owner: str) -> IngestResult:
+        """Adds tokens to a document, which is opened at offset 0.
+
+        Raises:
+            InvalidArgument: A gap before `offset`.
+            FailedPrecondition: The document is committed and the tokens are not in it, they differ from what is held, or another
+                attachment has opened it.
+        """
+        done = self.committed.get(document_id)
+        if done is not None:
+            if offset + len(tokens) > done.length:
+                raise FailedPrecondition(
+                    f"document_id {document_id!r} is committed with {done.length} tokens; nothing can be appended", "document_id"
+                )
+            return IngestResult(0, done.length, True)
+        document = self.open.get(document_id)
+        if document is None:
+            if offset != 0:
+                raise InvalidArgument(f"offset is {offset}; document_id {document_id!r} is not known, so it must be 0", "offset")
+            document = Document(document_id, owner, self.generation)
+            self.open[document_id] = document
+        elif document.owner != owner:
+            raise FailedPrecondition(f"document_id {document_id!r} was opened by another attachment", "document_id")
+        if offset > document.length:
+            raise InvalidArgument(
+                f"offset is {offset}; document_id {document_id!r} holds {document.length} tokens, so it must be at most that", "offset"
+            )
+        known = document.length - offset
+        first = max(offset, document.released)
+        overlap = tokens[first - offset : known]
+        if len(overlap) and not np.array_equal(overlap, document.tokens(first, first + len(overlap))):
+            raise FailedPrecondition(f"tokens sent again for document_id {document_id!r} differ from those held", "tokens")
+        new = tokens[known:] if known < len(tokens) else tokens[:0]
+        if len(new):
+            document.append(new)
+            self.pending[document_id] = document
+            self.changed += 1
+        if complete:
+            self.commit(document_id, owner)
+        return IngestResult(len(new), document.length, complete)
+
+    def commit(self, document_id: str, owner: str) -> IngestResult:
+        """Closes an open document; a committed one stays as it is.
+
+        Raises:
+            NotFound: There is no such document.
+            FailedPrecondition: Another attachment has opened it.
+        """
+        if document_id in self.committed:
+            return IngestResult(0, self.committed[document_id].length, True)
+        document = self._owned(document_id, owner)
+        del self.open[document_id]
+        document.committed = True
+        if document.length:
+            self.committed[document_id] = document
+            if document.placed < document.length:
+                self.pending[document_id] = document
+        self.changed += 1
+        return IngestResult(0, document.length, True)
+
+    def discard(self, document_id: str, owner: str) -> IngestResult:
+        """Forgets an open document's tokens that are not placed yet, and takes no more.
+
+        Raises:
+            NotFound: There is no such open document.
+            FailedPrecondition: Another attachment has opened it.
+        """
+        self._owned(document_id, owner)
+        del self.open[document_id]
+        self.pending.pop(document_id, None)
+        self.changed += 1
+        return IngestResult(0, 0, False)
+
+    def _owned(self, document_id: str, owner: str) -> Document:
+        document = self.open.get(document_id)
+        if document is None:
+            raise NotFound(f"document_id {document_id!r} does not exist", "document_id")
+        if document.owner != owner:
+            raise FailedPrecondition(f"document_id {document_id!r} was opened by another attachment", "document_id")
+        return document
+
+    def owned_by(self, owner: str) -> list[str]:
+        """Ids of the open documents of an attachment."""
+        return [d.id for d in self.open.values() if d.owner == owner]
+
+    def reserve(self, document: Document, offset: int, start: int, size: int, indexed: int) -> Piece:
+        """Notes that the ring holds `size` elements of text (separator included) of the document from `offset` on."""
+        piece = Piece(document, offset, start, size, indexed)
+        self.pieces.append(piece)
+        document.pieces.append(piece)
+        return piece
+
+    def place(self, piece: Piece) -> None:
+        """Notes that the piece's suffixes are in the ring's segments."""
+        document = piece.document
+        self.indexed_tokens += piece.indexed
+        document.placed = piece.offset + piece.indexed
+        document.release(document.placed)
+        if document.committed and document.placed == document.length:
+            self.pending.pop(document.id, None)
+
+    def evict(self, piece: Piece) -> None:
+        """Notes that the oldest piece has left the index."""
+        document = piece.document
+        document.pieces.popleft()
+        document.gone += piece.indexed
+        self.indexed_tokens -= piece.indexed
+        self.evicted_tokens += piece.indexed
+        if document.committed and document.gone == document.length and self.committed.get(document.id) is document:
+            del self.committed[document.id]
+
+    def give_up(self, document: Document) -> None:
+        """Evicts the rest of a committed document that is not placed yet."""
+        rest = document.length - document.placed
+        document.gone += rest
+        self.evicted_tokens += rest
+        del self.pending[document.id]
+        if document.gone == document.length:
+            del self.committed[document.id]
+
+    def tokens_held(self) -> int:
+        """Tokens that are indexed or about to be."""
+        return self.indexed_tokens + sum(d.length - d.placed for d in self.pending.values())
+
+    def complete(self) -> Iterator[Document]:
+        """Committed documents of which nothing was evicted, oldest first."""
+        return (d for d in self.committed.values() if d.gone == 0)

@@ -1,0 +1,52 @@
+"""The result of drafting for a batch of rows, as arrays; the same on every transport and backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+SOURCE_NONE = 0
+SOURCE_LOCAL = 1
+SOURCE_CORPUS = 2
+
+
+@dataclass(slots=True)
+class Drafts:
+    """Drafts of n rows with at most k tokens each.
+
+    Attributes:
+        tokens: int32 [n, k]; unused slots are -1.
+        probabilities: float32 [n, k]; survival probability of each token, never rising along a row; unused slots are 0.
+        counts: int32 [n]; tokens drafted.
+        source: int32 [n]; 0 none, 1 the row's own tokens, 2 the corpus.
+        match_length: int32 [n]; tokens of the matched suffix, 0 without a draft.
+        occurrences: int32 [n]; occurrences of the matched suffix in its source, 0 without a draft.
+        version: int64 [n]; version of the index the row was drafted from, 0 if none was read.
+    """
+
+    tokens: NDArray[np.int32]
+    probabilities: NDArray[np.float32]
+    counts: NDArray[np.int32]
+    source: NDArray[np.int32]
+    match_length: NDArray[np.int32]
+    occurrences: NDArray[np.int32]
+    version: NDArray[np.int64]
+
+    @staticmethod
+    def empty(n: int, k: int) -> Drafts:
+        """Drafts of n rows without any token."""
+        return Drafts(
+            tokens=np.full((n, k), -1, np.int32),
+            probabilities=np.zeros((n, k), np.float32),
+            counts=np.zeros(n, np.int32),
+            source=np.zeros(n, np.int32),
+            match_length=np.zeros(n, np.int32),
+            occurrences=np.zeros(n, np.int32),
+            version=np.zeros(n, np.int64),
+        )
+
+    def row(self, i: int) -> list[int]:
+        """The tokens drafted for row i."""
+        return [int(t) for t in self.tokens[i, : self.counts[i]]]

@@ -1,0 +1,1 @@
+"""Matching a request against its own tokens."""

@@ -1,0 +1,1 @@
+"""Merging sorted suffixes into a suffix array while dropping evicted ones."""

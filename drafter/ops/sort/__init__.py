@@ -1,0 +1,1 @@
+"""Sorting suffixes to a bounded depth."""

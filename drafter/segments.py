@@ -1,0 +1,389 @@
+"""Keeping one namespace's index fresh: `live` anew at each refresh, `recent` by merging, `main` by a merge in the background.
+
+Text enters the ring in pieces, once the suffixes in it can no longer change; what is not placed yet is sorted anew into `live`. A suffix
+is in exactly one segment. One thread calls `refresh`; a merge into `main` runs on another, over copies that nobody else writes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from threading import Lock
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftd.drafter.documents import Document, Documents, Piece
+from draftd.drafter.index import Index, Version
+from draftd.drafter.ops.merge.cpu import fill_buckets, merge
+from draftd.drafter.ops.sort.cpu import sort_suffixes
+
+SEPARATOR = -1
+_SEPARATOR_TEXT: NDArray[np.int32] = np.array([SEPARATOR], np.int32)
+PLACE_OPEN_TOKENS = 512
+"""An open document enters the ring in pieces of at least this many tokens: each costs `depth` tokens of overlap."""
+PLACE_BATCH_TOKENS = 4096
+"""Finished documents wait in `live` until there are this many tokens of them: each placement rewrites `recent`."""
+
+
+class RefreshStat(NamedTuple):
+    """One refresh: what kind, of which namespace, how long it took and how many tokens it sorted or merged."""
+
+    kind: str
+    namespace: str
+    seconds: float
+    tokens: int
+
+
+class Span(NamedTuple):
+    """A stretch of live text: where it starts, whose it is, and its position in the document."""
+
+    start: int
+    document: Document
+    offset: int
+
+
+@dataclass(slots=True)
+class _Slice:
+    """Text to place: tokens of a document from `offset` on, of which the first `indexed` positions become suffixes."""
+
+    document: Document
+    offset: int
+    tokens: NDArray[np.int32]
+    indexed: int
+
+
+@dataclass(slots=True)
+class _MainMerge:
+    """A merge into `main`: what it takes in and leaves out, and what came of it.
+
+    Attributes:
+        evicted: How many of the oldest pieces go; their text starts at evict_start and takes evict_size elements.
+        recent: int32 [r]; the suffixes of `recent` that it takes in; their text lies in the recent_size elements from recent_start on.
+        placed: Pieces that enter `main` directly.
+    """
+
+    evicted: int
+    evict_start: int
+    evict_size: int
+    recent: NDArray[np.int32]
+    recent_start: int
+    recent_size: int
+    placed: list[Piece]
+    main_buffer: int = 0
+    main_length: int = 0
+    seconds: float = 0.0
+
+
+class Segments:
+    """Refreshes one namespace's index.
+
+    Args:
+        name: The namespace.
+        index: Its arrays; nobody else writes them.
+        documents: Its documents; touched under `lock` only.
+        lock: Held while documents are read or changed.
+        executor: Where merges into `main` run.
+    """
+
+    def __init__(self, name: str, index: Index, documents: Documents, lock: Lock, executor: Executor) -> None:
+        self.name = name
+        self.index = index
+        self.documents = documents
+        self.stats: list[RefreshStat] = []
+        self.live_overflows = 0
+        self.live_spans: dict[int, list[Span]] = {}
+        self._lock = lock
+        self._executor = executor
+        self._merge: Future[_MainMerge] | None = None
+        # The ring holds `_used` elements from the current version's ring_start on; what is in `recent` starts at `_recent_start`.
+        self._merging: set[str] = set()
+        self._used = 0
+        self._recent_start = 0
+        self._evict_before = 0
+        self._refreshed = 0
+        self._max_piece = max(index.depth + 1, min(65_536, index.ring // 8))
+
+    # -- the refresh thread ------------------------------------------------------------------------------------------------
+
+    def refresh(self) -> bool:
+        """Makes what was ingested so far visible if it fits, and answers whether anything changed."""
+        merged = self._finish_merge()
+        with self._lock:
+            if self.documents.changed == self._refreshed and not merged and not self._wants_eviction():
+                return False
+            self._give_up_old()
+            slices = self._choose_slices()
+        if slices and self._fits(slices):
+            self._publish(*self._place(slices))
+        else:
+            if self._merge is None and (slices or self._wants_eviction()):
+                self._start_merge(slices)
+            self._publish(self.index.current)
+        if slices and self._merge is None:
+            # There may be more to place.
+            self._refreshed = -1
+        return True
+
+    def _publish(self, version: Version, placed: Sequence[Piece] = (), evicted: int = 0) -> None:
+        """Publishes `version` with `live` sorted anew: what was placed leaves it, what came since is taken along."""
+        started = time.perf_counter()
+        index = self.index
+        with self._lock:
+            for piece in placed:
+                self.documents.place(piece)
+            for _ in range(evicted):
+                self.documents.evict(self.documents.pieces.popleft())
+            self._refreshed = self.documents.changed
+            text, positions, spans = self._live_text()
+        buffer = 1 - version.live_buffer
+        index.reclaim("live", buffer)
+        index.reserve("live_text", buffer, len(text) + index.depth + 1)
+        index.reserve("live", buffer, len(positions))
+        index.live_text[buffer, : len(text)] = text
+        order = sort_suffixes(index.live_text[buffer], positions, index.depth)
+        index.live[buffer, : len(order)] = order
+        published = index.publish(replace(version, live_buffer=buffer, live_length=len(order)))
+        self.live_spans = {published.number: spans, **{n: s for n, s in self.live_spans.items() if n > published.number - 4}}
+        self.stats.append(RefreshStat("live", self.name, time.perf_counter() - started, len(order)))
+
+    @property
+    def settled(self) -> bool:
+        """Everything ingested is in its place: no merge into `main` is running or due, and nothing waits for one."""
+        return self._merge is None and not self._wants_eviction() and self._refreshed == self.documents.changed
+
+    def evict_generations(self, before: int) -> int:
+        """Has what is of a generation below `before` evicted, as far as it is oldest or not placed, and answers how many tokens that is.
+
+        Call it under the lock; a later refresh does it. Documents that are still open go when they are committed.
+        """
+        self._evict_before = before
+        return sum(p.indexed for p in self._oldest_pieces()) + sum(d.length - d.placed for d in self._old_waiting())
+
+    def _old_waiting(self) -> Iterator[Document]:
+        """Committed documents of a generation that has gone, whose rest is not placed yet."""
+        pending = self.documents.pending.values()
+        return (d for d in pending if d.committed and d.generation < self._evict_before and d.id not in self._merging)
+
+    def _give_up_old(self) -> None:
+        for document in list(self._old_waiting()):
+            self.documents.give_up(document)
+
+    def _oldest_pieces(self) -> Iterator[Piece]:
+        """The oldest pieces, as far as their generation has gone."""
+        return takewhile(lambda p: p.document.generation < self._evict_before, self.documents.pieces)
+
+    def _wants_eviction(self) -> bool:
+        return next(self._oldest_pieces(), None) is not None
+
+    def wait_merged(self) -> None:
+        """Waits for a running merge."""
+        if self._merge is not None:
+            self._merge.exception()
+
+    # -- what goes where -----------------------------------------------------------------------------------------------------
+
+    def _choose_slices(self) -> list[_Slice]:
+        """Slices whose suffixes can no longer change, when there are enough of them."""
+        depth = self.index.depth
+        finished = grown = waiting = 0
+        for document in self.documents.pending.values():
+            rest = document.length - document.placed
+            waiting += rest + 1
+            if document.committed:
+                finished += rest
+            elif rest - depth >= PLACE_OPEN_TOKENS:
+                grown += rest - depth
+        crowded = waiting > self.index.live_capacity // 2
+        if not crowded and finished + grown < min(PLACE_BATCH_TOKENS, self.index.live_capacity // 4, self.index.ring // 8):
+            return []
+        slices: list[_Slice] = []
+        budget = max(self.index.ring // 4, 2 * self._max_piece)
+        if self._merge is not None:
+            budget = min(budget, self.index.recent_capacity // 2)
+        for document in self.documents.pending.values():
+            rest = document.length - document.placed
+            if document.id in self._merging or (not document.committed and rest - depth < (1 if crowded else PLACE_OPEN_TOKENS)):
+                continue
+            offset = document.placed
+            while offset < document.length:
+                size = min(document.length - offset, self._max_piece)
+                whole = document.committed and offset + size == document.length
+                indexed = size if whole else size - depth
+                if indexed <= 0:
+                    break
+                budget -= size + 1
+                if budget < 0:
+                    return slices
+                slices.append(_Slice(document, offset, document.tokens(offset, offset + size).copy(), indexed))
+                offset += indexed
+        return slices
+
+    def _live_text(self) -> tuple[NDArray[np.int32], NDArray[np.int32], list[Span]]:
+        """The text that is not placed, each document followed by a separator; where its suffixes start; whose it is."""
+        parts: list[NDArray[np.int32]] = []
+        positions: list[NDArray[np.int32]] = []
+        spans: list[Span] = []
+        at = 0
+        for document in self.documents.pending.values():
+            rest = document.length - document.placed
+            if rest == 0:
+                continue
+            if at + rest + 1 > self.index.live_capacity:
+                self.live_overflows += 1
+                continue
+            parts += [document.tokens(document.placed, document.length), _SEPARATOR_TEXT]
+            positions.append(np.arange(at, at + rest, dtype=np.int32))
+            spans.append(Span(at, document, document.placed))
+            at += rest + 1
+        if not parts:
+            return _SEPARATOR_TEXT, np.empty(0, np.int32), spans
+        return np.concatenate(parts), np.concatenate(positions), spans
+
+    # -- the ring ------------------------------------------------------------------------------------------------------------
+
+    @property
+    def _head(self) -> int:
+        return (self.index.current.ring_start + self._used) % self.index.ring
+
+    def _ring_needed(self, slices: list[_Slice]) -> int:
+        """Elements of the ring that the slices take from its head on, what is skipped at its end included."""
+        head, taken = self._head, 0
+        for piece in slices:
+            size = len(piece.tokens) + 1
+            skipped = self.index.ring - head if head + size > self.index.ring else 0
+            taken += skipped + size
+            head = (head + skipped + size) % self.index.ring
+        return taken
+
+    def _write(self, slices: list[_Slice]) -> list[Piece]:
+        """Writes the slices at the ring's head. Nothing reads them before a version with their suffixes is published."""
+        index = self.index
+        self.index.reclaim("text", 0)
+        pieces = []
+        for piece in slices:
+            size = len(piece.tokens) + 1
+            if self._head + size > index.ring:
+                self._used += index.ring - self._head
+            head = self._head
+            index.reserve("text", 0, head + size + index.depth + 1)
+            index.text[head : head + size - 1] = piece.tokens
+            index.text[head + size - 1] = SEPARATOR
+            self._used += size
+            with self._lock:
+                pieces.append(self.documents.reserve(piece.document, piece.offset, head, size, piece.indexed))
+        return pieces
+
+    def _fits(self, slices: list[_Slice]) -> bool:
+        """The slices fit the ring, and `recent` without a merge."""
+        recent = self.index.recent_capacity if self._merge is not None else self.index.recent_capacity // 2
+        indexed = sum(s.indexed for s in slices)
+        return self.index.current.recent_length + indexed <= recent and self._used + self._ring_needed(slices) <= self.index.ring
+
+    def _place(self, slices: list[_Slice]) -> tuple[Version, list[Piece]]:
+        """Merges the slices into the copy of `recent` that is not in force; the version that has them is not published yet."""
+        started = time.perf_counter()
+        index, version = self.index, self.index.current
+        pieces = self._write(slices)
+        new = sort_suffixes(index.text, _positions(pieces), index.depth)
+        buffer = 1 - version.recent_buffer
+        index.reclaim("recent", buffer)
+        index.reserve("recent", buffer, version.recent_length + len(new))
+        length = merge(index.text, index.recent_suffixes(), new, index.recent[buffer], depth=index.depth)
+        self.stats.append(RefreshStat("recent", self.name, time.perf_counter() - started, len(new)))
+        return replace(version, recent_buffer=buffer, recent_length=length), pieces
+
+    # -- merging into main ---------------------------------------------------------------------------------------------------
+
+    def _start_merge(self, slices: list[_Slice]) -> None:
+        """Starts a merge that takes in `recent` and the slices, or makes room in the ring for them."""
+        index = self.index
+        evicted = sum(1 for _ in self._oldest_pieces())
+        needed = self._ring_needed(slices)
+        pieces = self.documents.pieces
+        if self._used + needed > index.ring:
+            # Make room first; the slices are placed once the old text is out of every version.
+            slices = []
+            wanted = min(index.ring, needed + index.ring // 8)
+            while evicted < len(pieces) and index.ring - self._used + self._ring_distance(evicted) < wanted:
+                evicted += 1
+        job = _MainMerge(
+            evicted=evicted,
+            evict_start=index.current.ring_start,
+            evict_size=self._ring_distance(evicted),
+            recent=index.recent_suffixes().copy(),
+            recent_start=self._recent_start,
+            recent_size=self._used - (self._recent_start - index.current.ring_start) % index.ring if index.current.recent_length else 0,
+            placed=[],
+            main_buffer=1 - index.current.main_buffer,
+        )
+        if slices:
+            job.placed = self._write(slices)
+            self._merging = {p.document.id for p in job.placed}
+        self._recent_start = self._head
+        self._merge = self._executor.submit(self._run_merge, job)
+
+    def _ring_distance(self, pieces: int) -> int:
+        """Elements of the ring that the oldest pieces take."""
+        if pieces == 0:
+            return 0
+        if pieces == len(self.documents.pieces):
+            return self._used
+        return (self.documents.pieces[pieces].start - self.index.current.ring_start) % self.index.ring
+
+    def _run_merge(self, job: _MainMerge) -> _MainMerge:
+        started = time.perf_counter()
+        index = self.index
+        evict = {"depth": index.depth, "evict_start": job.evict_start, "evict_length": job.evict_size, "ring": index.ring}
+        new = sort_suffixes(index.text, _positions(job.placed), index.depth)
+        added = np.empty(len(job.recent) + len(new), np.int32)
+        added = added[: merge(index.text, job.recent, new, added, **evict)]
+        index.reclaim("main", job.main_buffer)
+        index.reserve("main", job.main_buffer, index.current.main_length + len(added))
+        index.reserve("buckets", job.main_buffer, index.bucket_count + 1)
+        out = index.main[job.main_buffer]
+        job.main_length = merge(index.text, index.main_suffixes(), added, out, **evict)
+        fill_buckets(index.text, out[: job.main_length], index.shift, index.buckets[job.main_buffer])
+        job.seconds = time.perf_counter() - started
+        return job
+
+    def _finish_merge(self) -> bool:
+        """Publishes a merge that has ended, without what it took in from `recent`, and answers whether there was one."""
+        if self._merge is None or not self._merge.done():
+            return False
+        job = self._merge.result()
+        self._merge = None
+        index, version = self.index, self.index.current
+        kind = "full" if version.main_length == 0 else "merge"
+        buffer = 1 - version.recent_buffer
+        index.reclaim("recent", buffer)
+        index.reserve("recent", buffer, version.recent_length)
+        recent_length = merge(
+            index.text, index.recent_suffixes(), np.empty(0, np.int32), index.recent[buffer],
+            depth=index.depth, evict_start=job.recent_start, evict_length=job.recent_size, ring=index.ring,
+        )  # fmt: skip
+        ring_start = (version.ring_start + job.evict_size) % index.ring
+        version = replace(
+            version,
+            main_buffer=job.main_buffer,
+            main_length=job.main_length,
+            recent_buffer=buffer,
+            recent_length=recent_length,
+            ring_start=ring_start,
+        )
+        self._used -= job.evict_size
+        self._merging = set()
+        self._publish(version, job.placed, job.evicted)
+        self.stats.append(RefreshStat(kind, self.name, job.seconds, job.main_length))
+        return True
+
+
+def _positions(pieces: list[Piece]) -> NDArray[np.int32]:
+    """int32 [m]; where the suffixes of the pieces start."""
+    if not pieces:
+        return np.empty(0, np.int32)
+    return np.concatenate([np.arange(p.start, p.start + p.indexed, dtype=np.int32) for p in pieces])

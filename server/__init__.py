@@ -1,0 +1,1 @@
+"""The draftd process: gRPC and HTTP endpoints, attachments, metrics and the command line over the drafting core."""

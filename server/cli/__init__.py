@@ -1,0 +1,1 @@
+"""The `draftd` command line, one file a command group."""

@@ -1,0 +1,283 @@
+"""The service's configuration: one typed class, read from flags, DRAFTD_* environment variables, a TOML file and defaults.
+
+Every setting carries its unit, range and meaning, from which `--help`, `draftd config` and docs/configuration.md are made.
+It does not start anything.
+"""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
+
+from draftd.drafter.params import MAX_DEPTH, MAX_K, DraftParams
+
+ENV_PREFIX = "DRAFTD_"
+OFF = "off"
+
+
+class ConfigError(Exception):
+    """A setting is unknown, malformed or out of range; the message names the setting and where it came from."""
+
+
+def _setting(default: Any, group: str, unit: str, description: str, **constraints: Any) -> Any:
+    """A field with its documentation; `allowed` overrides the range derived from ge/le."""
+    allowed = constraints.pop("allowed", "")
+    return Field(default, description=description, json_schema_extra={"group": group, "unit": unit, "allowed": allowed}, **constraints)
+
+
+class ServerConfig(BaseSettings):
+    """Effective configuration of one service; immutable."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True)
+
+    socket: str = _setting(
+        "",
+        "Endpoints",
+        "path",
+        "Unix socket of the gRPC services, mode 0600. Empty: $XDG_RUNTIME_DIR/draftd.sock, else /tmp/draftd-UID/draftd.sock.",
+        allowed="a path of at most 100 bytes, or off",
+    )
+    listen: str = _setting(
+        "",
+        "Endpoints",
+        "host:port",
+        "Also serve gRPC over TCP here; needs tls_cert and tls_key, or insecure. Port 0 takes a free one.",
+        allowed="host:port, or empty",
+    )
+    insecure: bool = _setting(False, "Endpoints", "", "Serve TCP without TLS: anybody who reaches the port can read the corpus.")
+    tls_cert: Path | None = _setting(None, "Endpoints", "path", "PEM certificate chain of the TCP endpoint.", allowed="a file")
+    tls_key: Path | None = _setting(None, "Endpoints", "path", "PEM private key of the TCP endpoint.", allowed="a file")
+    http: str = _setting(
+        "127.0.0.1:9464",
+        "Endpoints",
+        "host:port",
+        "HTTP endpoint of /healthz, /readyz, /metrics and /v1/status. Port 0 takes a free one.",
+        allowed="host:port, or off",
+    )
+    http_docs: bool = _setting(False, "Endpoints", "", "Serve the OpenAPI pages /docs and /openapi.json too.")
+    max_message_bytes: int = _setting(
+        16 * 2**20, "Endpoints", "bytes", "Largest gRPC message accepted; a larger one is RESOURCE_EXHAUSTED.", ge=2**16, le=2**30
+    )
+
+    shm_root: Path | None = _setting(
+        None,
+        "Corpus",
+        "path",
+        "Directory in shared memory for the index and for the tensors of HANDLE engines. Empty: /dev/shm/draftd-UID.",
+        allowed="a directory",
+    )
+    quota_tokens: int = _setting(
+        4_194_304, "Corpus", "tokens", "Most tokens a namespace holds; the oldest documents leave first.", ge=4096, le=2**28
+    )
+    depth: int = _setting(
+        MAX_DEPTH, "Corpus", "tokens", "Depth to which suffixes are sorted: longest match plus draft that can be seen.", ge=2, le=MAX_DEPTH
+    )
+    max_namespaces: int = _setting(256, "Corpus", "namespaces", "Most namespaces.", ge=1, le=4096)
+    refresh_interval_ms: float = _setting(10.0, "Corpus", "ms", "Pause between refreshes of the index.", ge=0.5, le=1000.0)
+    recent_tokens: int = _setting(
+        262_144, "Corpus", "tokens", "Size of the recent segment at which it is merged into main.", ge=1024, le=2**26
+    )
+    live_tokens: int = _setting(
+        131_072, "Corpus", "tokens", "Size of the live segment at which it is merged into recent.", ge=512, le=2**24
+    )
+    keep_generations: int = _setting(2**31 - 1, "Corpus", "generations", "Generations kept, the current one included.", ge=1, le=2**31 - 1)
+
+    max_k: int = _setting(64, "Limits", "tokens", "Longest draft that may be asked for.", ge=1, le=MAX_K)
+    max_rows: int = _setting(1024, "Limits", "rows", "Most rows of one attachment.", ge=1, le=65_536)
+    max_length: int = _setting(131_072, "Limits", "tokens", "Longest row or document.", ge=16, le=2**24)
+    max_batch: int = _setting(1024, "Limits", "rows", "Most rows or documents in one request.", ge=1, le=65_536)
+    max_attachments: int = _setting(256, "Limits", "attachments", "Most live attachments.", ge=1, le=4096)
+    lease_ms: int = _setting(
+        10_000,
+        "Limits",
+        "ms",
+        "Lease of an attachment; it ends unless a call that names the attachment comes in time.",
+        ge=100,
+        le=3_600_000,
+    )
+    visible_timeout_ms: int = _setting(
+        5000, "Limits", "ms", "Longest time that wait_visible waits before DEADLINE_EXCEEDED; what was sent is kept.", ge=1, le=600_000
+    )
+
+    draft_k: int = _setting(16, "Drafting", "tokens", "Default of DraftParameters.k.", ge=1, le=MAX_K)
+    draft_max_depth: int = _setting(64, "Drafting", "tokens", "Default of DraftParameters.max_depth; at most depth.", ge=2, le=MAX_DEPTH)
+    draft_spec_factor: float = _setting(2.0, "Drafting", "", "Default of DraftParameters.spec_factor.", ge=0.0, le=1000.0)
+    draft_spec_offset: float = _setting(0.0, "Drafting", "tokens", "Default of DraftParameters.spec_offset.", ge=-1000.0, le=1000.0)
+    draft_min_token_prob: float = _setting(0.1, "Drafting", "probability", "Default of DraftParameters.min_token_prob.", ge=0.0, le=1.0)
+
+    stop_grace_ms: int = _setting(5000, "Operation", "ms", "On SIGTERM, longest wait for requests in flight.", ge=0, le=600_000)
+    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "Operation", "", "Least severe level logged.")
+    log_format: Literal["auto", "console", "json"] = _setting(
+        "auto", "Operation", "", "Log format on standard error; auto is console on a terminal, else json."
+    )
+
+    @field_validator("listen", "http")
+    @classmethod
+    def _host_port(cls, value: str) -> str:
+        if value not in ("", OFF):
+            parse_address(value)
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.http == "":
+            raise ValueError("http: is empty; use host:port, or off")
+        if self.listen == OFF:
+            raise ValueError("listen: leave it empty to serve no TCP")
+        if self.listen and not self.insecure and not (self.tls_cert and self.tls_key):
+            raise ValueError("listen: TCP needs tls_cert and tls_key, or insecure")
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ValueError("tls_cert: tls_cert and tls_key go together")
+        if self.insecure and self.tls_cert:
+            raise ValueError("insecure: cannot be combined with tls_cert and tls_key")
+        if self.socket == OFF and not self.listen:
+            raise ValueError("socket: is off and listen is empty: there would be no gRPC endpoint")
+        if len(os.fsencode(self.socket)) > 100:
+            raise ValueError("socket: the path has more than 100 bytes, which the kernel does not take")
+        if self.draft_k > self.max_k:
+            raise ValueError(f"draft_k: {self.draft_k} is above max_k={self.max_k}")
+        if self.draft_max_depth > self.depth:
+            raise ValueError(f"draft_max_depth: {self.draft_max_depth} is above depth={self.depth}")
+        return self
+
+    def socket_path(self) -> Path | None:
+        """Path of the Unix socket; None when it is off."""
+        if self.socket == OFF:
+            return None
+        return Path(self.socket) if self.socket else default_socket()
+
+    def shm_directory(self) -> Path:
+        """The directory of shared memory."""
+        return self.shm_root or Path(f"/dev/shm/draftd-{os.getuid()}")
+
+    def draft_params(self) -> DraftParams:
+        """The service's default drafting parameters."""
+        return DraftParams(
+            k=self.draft_k,
+            max_depth=self.draft_max_depth,
+            spec_factor=self.draft_spec_factor,
+            spec_offset=self.draft_spec_offset,
+            min_token_prob=self.draft_min_token_prob,
+        )
+
+
+def default_socket() -> Path:
+    """$XDG_RUNTIME_DIR/draftd.sock, else /tmp/draftd-UID/draftd.sock."""
+    runtime_dir = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(runtime_dir) / "draftd.sock" if runtime_dir else Path(f"/tmp/draftd-{os.getuid()}/draftd.sock")
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Splits host:port ([::1]:80 for IPv6); ValueError if it is not one."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65_535:
+        raise ValueError(f"{address!r} is not host:port")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+@dataclass(frozen=True)
+class LoadedConfig:
+    """A configuration and, for each setting, where its value came from: flag, environment, file or default."""
+
+    config: ServerConfig
+    sources: dict[str, str]
+
+
+def load_config(flags: Mapping[str, object], path: Path | None = None) -> LoadedConfig:
+    """Merges flags (those that are not None) over the environment over the TOML file over the defaults; raises ConfigError."""
+    from_file = _read_toml(path) if path else {}
+    from_environment = EnvSettingsSource(ServerConfig)()
+    given = {name: value for name, value in flags.items() if value is not None}
+    layers = (("file", from_file), ("environment", from_environment), ("flag", given))
+    merged: dict[str, Any] = {}
+    sources = dict.fromkeys(ServerConfig.model_fields, "default")
+    for source, values in layers:
+        merged.update(values)
+        sources.update(dict.fromkeys(values, source))
+    try:
+        return LoadedConfig(ServerConfig(**merged), sources)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_explain(item, sources) for item in error.errors())) from None
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+    unknown = sorted(set(values) - set(ServerConfig.model_fields))
+    if unknown:
+        raise ConfigError(f"{path}: unknown setting {unknown[0]!r}")
+    return values
+
+
+def _explain(item: Any, sources: Mapping[str, str]) -> str:
+    """One pydantic error as `name (source): what is wrong`."""
+    message = str(item["msg"]).removeprefix("Value error, ")
+    if not item["loc"]:
+        return message
+    name = str(item["loc"][0])
+    return f"{name} (from {sources.get(name, 'flag')}): {message}"
+
+
+def groups() -> list[str]:
+    """Names of the groups of settings, in order."""
+    return list(dict.fromkeys(str(documentation(info)["group"]) for info in ServerConfig.model_fields.values()))
+
+
+def documentation(info: FieldInfo) -> dict[str, Any]:
+    """group, unit and allowed values of one setting."""
+    extra = info.json_schema_extra
+    return dict(extra) if isinstance(extra, dict) else {}
+
+
+def allowed_values(info: FieldInfo) -> str:
+    """The range or the choices of a setting, for people."""
+    written = str(documentation(info)["allowed"])
+    if written:
+        return written
+    if info.annotation is bool:
+        return "true, false"
+    choices = getattr(info.annotation, "__args__", ())
+    if choices:
+        return ", ".join(str(choice) for choice in choices)
+    low = next((item.ge for item in info.metadata if hasattr(item, "ge")), None)
+    high = next((item.le for item in info.metadata if hasattr(item, "le")), None)
+    return f"{low} to {high}"
+
+
+def flag_name(name: str) -> str:
+    """The command-line flag of a setting."""
+    return "--" + name.replace("_", "-")
+
+
+def markdown() -> str:
+    """docs/configuration.md."""
+    lines = [
+        "# Configuration",
+        "",
+        "Every setting of `draftd serve` can be given as a flag, as an environment variable, or in a TOML file named by `--config`",
+        "(or `DRAFTD_CONFIG`). A flag wins over the environment, the environment over the file, the file over the default. `draftd config`",
+        "takes the same flags and shows every value and where it came from. This page is written by `draftd config --markdown`.",
+        "",
+        "The environment variable of a setting is its TOML key in capitals after `DRAFTD_`: `max_k` is `DRAFTD_MAX_K`.",
+        "`DRAFTD_ENDPOINT` is read by the client commands, not by the service.",
+    ]
+    for group in groups():
+        lines += ["", f"## {group}", "", "| flag | TOML key | default | unit | allowed | meaning |", "|---|---|---|---|---|---|"]
+        for name, info in ServerConfig.model_fields.items():
+            about = documentation(info)
+            if about["group"] == group:
+                default = (
+                    "" if info.default in (None, "") else f"`{str(info.default).lower() if info.annotation is bool else info.default}`"
+                )
+                lines.append(
+                    f"| `{flag_name(name)}` | `{name}` | {default} | {about['unit']} | {allowed_values(info)} | {info.description} |"
+                )
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,149 @@
+"""The Corpus service: namespaces, explanations, export and import, for people and tools."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from draftd.drafter.corpus import Corpus
+from draftd.drafter.errors import FailedPrecondition, InvalidArgument, NotFound
+from draftd.drafter.layout import MAX_DOCUMENT_ID_BYTES
+from draftd.drafter.params import MAX_VOCAB
+from draftd.proto.draftd.v1 import draftd_pb2 as pb
+from draftd.proto.draftd.v1.draftd_pb2_grpc import CorpusServiceServicer
+from draftd.server.attachments import Attachments
+from draftd.server.config import ServerConfig
+from draftd.server.metrics import Metrics
+from draftd.server.names import namespace_or_default
+from draftd.server.rpc.convert import check_vocabulary, explain_message, namespace_message, params_of, tokens_of
+from draftd.server.rpc.errors import Context, streaming, unary
+
+_EXPORT_BYTES = 2**20
+_EXPLAIN_LIMIT = 1000
+_EXPLAIN_DEFAULT = 10
+_MAX_GENERATIONS = 2**31 - 1
+
+
+class CorpusRpc(CorpusServiceServicer):
+    """draftd.v1.CorpusService."""
+
+    def __init__(self, config: ServerConfig, corpus: Corpus, attachments: Attachments, metrics: Metrics) -> None:
+        self.metrics = metrics
+        self._config = config
+        self._corpus = corpus
+        self._attachments = attachments
+
+    @unary
+    async def ListNamespaces(self, request: pb.ListNamespacesRequest, context: Context) -> pb.ListNamespacesResponse:
+        infos = sorted(self._corpus.namespaces(), key=lambda info: info.name)
+        return pb.ListNamespacesResponse(namespaces=[namespace_message(info, self._attachments.users(info.name)) for info in infos])
+
+    @unary
+    async def GetNamespace(self, request: pb.GetNamespaceRequest, context: Context) -> pb.GetNamespaceResponse:
+        name = self._existing(request.namespace)
+        return pb.GetNamespaceResponse(namespace=namespace_message(self._corpus.namespace(name), self._attachments.users(name)))
+
+    @unary
+    async def DropNamespace(self, request: pb.DropNamespaceRequest, context: Context) -> pb.DropNamespaceResponse:
+        if not request.namespace:
+            raise InvalidArgument("namespace must be given", "namespace")
+        name = self._existing(request.namespace)
+        users = self._attachments.users(name)
+        if users and not request.force:
+            raise FailedPrecondition(f"namespace {name!r} is used by {users} attachments; detach them, or set force", "namespace")
+        documents, tokens = self._corpus.drop_namespace(name)
+        return pb.DropNamespaceResponse(documents=documents, tokens=tokens)
+
+    @unary
+    async def AdvanceGeneration(self, request: pb.AdvanceGenerationRequest, context: Context) -> pb.AdvanceGenerationResponse:
+        name = self._existing(request.namespace)
+        keep = request.keep_generations
+        if not 1 <= keep <= _MAX_GENERATIONS:
+            raise InvalidArgument(f"keep_generations is {keep}; it must be in [1, {_MAX_GENERATIONS}]", "keep_generations")
+        generation, evicted_tokens = self._corpus.advance_generation(name, keep)
+        return pb.AdvanceGenerationResponse(generation=generation, evicted_tokens=evicted_tokens)
+
+    @unary
+    async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
+        name = self._existing(request.namespace)
+        tokens = tokens_of(request, "request")
+        if not 1 <= len(tokens) <= self._config.max_length:
+            raise InvalidArgument(f"tokens: {len(tokens)} tokens; a context has 1 to max_length={self._config.max_length}", "tokens")
+        check_vocabulary(tokens, self._corpus.namespace(name).vocab_size, "request")
+        if not 0 <= request.limit <= _EXPLAIN_LIMIT:
+            raise InvalidArgument(f"limit is {request.limit}; it must be in [0, {_EXPLAIN_LIMIT}]", "limit")
+        config = self._config
+        params = params_of(request.parameters, config.draft_params(), config.max_k, "the service's limit", config.depth)
+        return explain_message(self._corpus.explain(name, tokens, params, request.limit or _EXPLAIN_DEFAULT))
+
+    @streaming
+    async def Export(self, request: pb.ExportRequest, context: Context) -> AsyncIterator[pb.ExportResponse]:
+        name = self._existing(request.namespace)
+        info = self._corpus.namespace(name)
+        message = pb.ExportResponse(
+            total_documents=self._corpus.document_count(name),
+            vocab_size=info.vocab_size,
+            tokenizer_fingerprint=info.tokenizer_fingerprint,
+        )
+        first, size = True, 0
+        for document in self._corpus.documents(name):
+            packed = document.tokens.astype("<i4", copy=False).tobytes()
+            if size and size + len(packed) > _EXPORT_BYTES:
+                yield message
+                message, first, size = pb.ExportResponse(), False, 0
+                await asyncio.sleep(0)
+            message.documents.add(document_id=document.document_id, packed_tokens=packed, generation=document.generation)
+            size += len(packed)
+        if first or size:
+            yield message
+
+    @unary
+    async def Import(self, request_iterator: AsyncIterator[pb.ImportRequest], context: Context) -> pb.ImportResponse:
+        name = ""
+        vocab_size = 0
+        response = pb.ImportResponse()
+        async for request in request_iterator:
+            if not name:
+                name = namespace_or_default(request.namespace)
+                vocab_size = self._import_vocabulary(request, name)
+                self._corpus.ensure_namespace(name, vocab_size, request.tokenizer_fingerprint)
+            for i, document in enumerate(request.documents):
+                self._import(name, vocab_size, document, f"documents[{i}]", response)
+                if i % 64 == 63:
+                    await asyncio.sleep(0)
+        if not name:
+            raise InvalidArgument("namespace: the stream has no message", "namespace")
+        self.metrics.count("draftd_ingest_tokens_total", self.metrics.namespace_label(name), "import", amount=response.tokens)
+        return response
+
+    def _import_vocabulary(self, request: pb.ImportRequest, name: str) -> int:
+        if not request.vocab_size and self._corpus.has_namespace(name):
+            return self._corpus.namespace(name).vocab_size
+        if not 1 <= request.vocab_size <= MAX_VOCAB:
+            raise InvalidArgument(f"vocab_size is {request.vocab_size}; it must be in [1, {MAX_VOCAB}]", "vocab_size")
+        return request.vocab_size
+
+    def _import(self, namespace: str, vocab_size: int, document: pb.StoredDocument, name: str, response: pb.ImportResponse) -> None:
+        """Adds one document, or counts it as skipped if its id is there already."""
+        if not 1 <= len(document.document_id.encode()) <= MAX_DOCUMENT_ID_BYTES:
+            raise InvalidArgument(f"{name}.document_id must have 1 to {MAX_DOCUMENT_ID_BYTES} bytes", f"{name}.document_id")
+        size = len(document.packed_tokens)
+        if size % 4 or not 1 <= size // 4 <= self._config.max_length:
+            raise InvalidArgument(
+                f"{name}.packed_tokens has {size} bytes; it must have 1 to max_length={self._config.max_length} tokens of 4 bytes",
+                f"{name}.packed_tokens",
+            )
+        tokens = tokens_of(pb.Row(packed_tokens=document.packed_tokens), name)
+        check_vocabulary(tokens, vocab_size, name)
+        try:
+            kept = self._corpus.ingest(namespace, document.document_id, 0, tokens, True).kept_tokens
+        except FailedPrecondition:
+            kept = 0
+        response.documents += kept > 0
+        response.tokens += kept
+        response.skipped_documents += not kept
+
+    def _existing(self, namespace: str) -> str:
+        """A namespace that exists; NotFound otherwise."""
+        name = namespace_or_default(namespace)
+        if not self._corpus.has_namespace(name):
+            raise NotFound(f"namespace {name!r} does not exist", "namespace")
+        return name

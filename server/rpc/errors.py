@@ -1,0 +1,86 @@
+"""Turns what a servicer raises into gRPC status codes.
+
+A DraftdError becomes its code and message. Anything else becomes INTERNAL with an incident id that is also in the log, and nothing of
+what happened: messages to callers never carry internal text.
+"""
+
+import functools
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NoReturn, Protocol, TypeVar
+
+import grpc
+import structlog
+from grpc import aio
+
+from draftd.drafter.errors import DraftdError
+from draftd.server.metrics import Metrics
+
+log = structlog.get_logger()
+
+Context = aio.ServicerContext[Any, Any]
+
+
+class Servicer(Protocol):
+    """A servicer that can be wrapped: it counts its errors."""
+
+    metrics: Metrics
+
+
+S = TypeVar("S", bound=Servicer)
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+
+class DeadlineExceeded(DraftdError):
+    """The service did what was asked, but not within the time it may wait."""
+
+    code = "DEADLINE_EXCEEDED"
+
+
+def status_of(error: Exception, method: str, metrics: Metrics) -> tuple[grpc.StatusCode, str]:
+    """The status code and the message that a caller gets for `error`; counts it, and logs it if it is a defect of the service."""
+    if isinstance(error, DraftdError):
+        code, message = grpc.StatusCode[error.code], str(error)
+    else:
+        incident = secrets.token_hex(6)
+        log.error("rpc_failed", method=method, incident=incident, exc_info=error)
+        code, message = grpc.StatusCode.INTERNAL, f"internal error; the service's log has it as incident {incident}"
+    metrics.rpc_error(method, code.name)
+    return code, message
+
+
+async def _abort(error: Exception, method: str, metrics: Metrics, context: Context) -> NoReturn:
+    code, message = status_of(error, method, metrics)
+    await context.abort(code, message)
+
+
+def unary(method: Callable[[S, Q, Context], Awaitable[A]]) -> Callable[[S, Q, Context], Awaitable[A]]:
+    """Wraps a unary (or client-streaming) method of a servicer that has `metrics`."""
+
+    @functools.wraps(method)
+    async def call(servicer: S, request: Q, context: Context) -> A:
+        try:
+            return await method(servicer, request, context)
+        except aio.AbortError:
+            raise
+        except Exception as error:  # noqa: BLE001 - answered, counted and logged by _abort
+            await _abort(error, method.__name__, servicer.metrics, context)
+
+    return call
+
+
+def streaming(method: Callable[[S, Q, Context], AsyncIterator[A]]) -> Callable[[S, Q, Context], AsyncIterator[A]]:
+    """Wraps a method of a servicer with `metrics` that answers with a stream."""
+
+    @functools.wraps(method)
+    async def call(servicer: S, request: Q, context: Context) -> AsyncIterator[A]:
+        try:
+            async for answer in method(servicer, request, context):
+                yield answer
+        except aio.AbortError:
+            raise
+        except Exception as error:  # noqa: BLE001 - answered, counted and logged by _abort
+            await _abort(error, method.__name__, servicer.metrics, context)
+
+    return call
