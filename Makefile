@@ -4,12 +4,13 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+GPU_PYTHON ?= $(BIN)/python
 PEERS := $(VENV)/.peers
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 MANIFESTS := $(filter-out %/kustomization.yaml,$(wildcard deploy/kubernetes/*.yaml))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check serve bench bench-peers proto lock format lint types proto-check docker-check deploy-check clean
+.PHONY: help install demo test test-gpu check serve bench bench-peers proto lock format lint types proto-check docker-check deploy-check clean
 
 help: ## show these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -31,6 +32,9 @@ test proto proto-check: export PATH := $(abspath $(BIN)):$(PATH)
 
 test: $(STAMP) ## run the tests
 	$(BIN)/python -m pytest
+
+test-gpu: $(STAMP) ## run the tests that need a GPU, with a Python that has torch and triton: make test-gpu GPU_PYTHON=...
+	$(GPU_PYTHON) -m pytest tests/gpu
 
 check: format lint types proto-check docker-check deploy-check test ## everything that CI runs, tests included
 

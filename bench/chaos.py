@@ -76,7 +76,7 @@ def main() -> int:
     """Prints the table; 1 if an engine did not survive."""
     arguments = parser(__doc__)
     arguments.add_argument("--engines", type=int, default=8)
-    arguments.add_argument("--repeat", type=int, default=3, help="times the samples are replayed (default 3)")
+    arguments.add_argument("--repeat", type=int, default=1, help="times the samples are replayed (default 1)")
     arguments.add_argument("--transport", action="append", choices=["mapped", "handle", "inline"], help="default: mapped and inline")
     given = arguments.parse_args()
     rows: list[tuple[object, ...]] = []

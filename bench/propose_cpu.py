@@ -1,7 +1,8 @@
 """What does a draft cost on the CPU? Time of propose a request in a corpus of 1M tokens, beside arctic-inference's `speculate`.
 
 Both hold the same documents and draft for the same contexts. "client" is `draftd.client` with the mapped transport, which is what an
-engine calls; "core" is the drafting code below it. Exits 1 if the client at 16 rows a call is slower than the peer.
+engine calls; "core" is the drafting code below it. Compared is the fastest of many passes over all contexts, since whatever else runs on
+the machine only adds. Exits 1 if the client at 16 rows a call is slower than the peer.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from draftd.server.replay.service import PrivateService
 
 BATCHES = (1, 16, 64)
 MUST_BATCH = 16
-PASSES = 11
+PASSES = 25
 PARAMS = DraftParams(k=16, max_depth=24, spec_factor=2.0, min_token_prob=0.1)
 
 
 def passes_us(propose: Callable[[np.ndarray], Drafts], contexts: int, batch: int) -> tuple[float, float, float]:
-    """Median and maximum over passes of the time a request, in microseconds, and tokens drafted a request."""
+    """Fastest pass and median of the passes, in microseconds a request, and tokens drafted a request."""
     groups = [np.arange(i, min(i + batch, contexts), dtype=np.int32) for i in range(0, contexts, batch)]
     times = []
     for _ in range(PASSES + 1):
@@ -41,7 +42,7 @@ def passes_us(propose: Callable[[np.ndarray], Drafts], contexts: int, batch: int
         times.append(1e6 * (time.perf_counter() - started) / contexts)
     drafted = sum(int(d.counts.sum()) for d in drafts) / contexts
     # The first pass warms both up.
-    return float(np.median(times[1:])), max(times[1:]), drafted
+    return min(times[1:]), float(np.median(times[1:])), drafted
 
 
 def core(workload: Workload, max_length: int) -> dict[int, tuple[float, float, float]]:
@@ -102,13 +103,13 @@ def main() -> int:
     ours = {"core": core(workload, max_length), "client": client(workload, max_length)}
     rows: list[tuple[object, ...]] = []
     for name, figures in ours.items():
-        for batch, (median, slowest, drafted) in figures.items():
-            rows.append((f"draftd {name}", batch, median, slowest, drafted, median / peer["us"] if peer else None))
+        for batch, (fastest, median, drafted) in figures.items():
+            rows.append((f"draftd {name}", batch, fastest, median, drafted, fastest / peer["us"] if peer else None))
     if peer:
-        rows.append(("arctic speculate", 1, peer["us"], peer["us_max"], peer["drafted"], 1.0))
+        rows.append(("arctic speculate", 1, peer["us"], peer["us_median"], peer["drafted"], 1.0))
     length = sum(len(c) for c in workload.contexts) / len(workload.contexts)
     title = f"CPU propose, {workload.tokens:,} tokens of corpus, {len(workload.contexts)} contexts of {length:.0f} tokens on average"
-    columns = ("drafter", "rows a call", "µs a request", "slowest pass", "drafted a request", "of arctic")
+    columns = ("drafter", "rows a call", "µs a request", "median pass", "drafted a request", "of arctic")
     report(title, columns, rows, given.json, [] if peer else [peers.MISSING])
     return int(peer is not None and ours["client"][MUST_BATCH][0] > peer["us"])
 

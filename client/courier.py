@@ -69,36 +69,43 @@ class Courier:
     """The background sender of one engine.
 
     `note`, `knows`, `finish`, `take_lost`, `flush`, `attach` and `close` are for the decode thread.
-
-    Args:
-        uploads: Send long rows ahead; for engines whose propose carries tokens.
     """
 
-    def __init__(self, table: RowTable, uploads: bool) -> None:
+    def __init__(self, table: RowTable) -> None:
         self._table = table
-        self._uploads = uploads
+        self._uploads = False
         self._link: Link | None = None
         self._finished: deque[Parcel] = deque()
         self._backlog = 0
         self._lost = 0
+        self._refusals = 0
+        self._waited = False
         self._known: Request | None = None
         self._sending = threading.Lock()
         self._work = threading.Event()
+        self._ended = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="draftd-courier", daemon=True)
         self._thread.start()
 
-    def attach(self, link: Link) -> None:
-        """Uses another attachment from now on. Its service has closed what the last attachment left open, or never knew of it."""
+    def attach(self, link: Link, uploads: bool) -> None:
+        """Uses another attachment from now on. Its service has closed what the last attachment left open, or never knew of it.
+
+        Args:
+            uploads: Send long rows ahead, since propose carries their tokens.
+        """
         with self._table.lock:
             same_service = self._link is not None and self._link.instance == link.instance
             for request in [*(r for r, _ in self._table.shared()), *(p.request for p in self._finished)]:
                 if same_service:
+                    request.refusals = 0
                     request.reopen()
                 else:
                     request.forget()
             self._link = link
+            self._uploads = uploads
             self._known = None
+        self._ended.set()
         self._work.set()
 
     def note(self) -> None:
@@ -117,7 +124,12 @@ class Courier:
             self._backlog += len(tokens)
             while self._backlog > _BACKLOG_TOKENS and len(self._finished) > 1:
                 self._lost += self._drop(self._finished[0])
+        self._ended.set()
         self._work.set()
+
+    def rows_held(self) -> int:
+        """Rows of ended requests that the service still holds."""
+        return sum(1 for parcel in list(self._finished) if parcel.request.row_held)
 
     def take_lost(self) -> int:
         """Output tokens that were given up since the last call."""
@@ -141,6 +153,7 @@ class Courier:
     def close(self) -> None:
         """Stops the thread; what is left in the queue counts as lost."""
         self._stop.set()
+        self._ended.set()
         self._work.set()
         self._thread.join(_RPC_TIMEOUT_S)
         with self._table.lock:
@@ -153,8 +166,12 @@ class Courier:
             self._work.clear()
             with self._table.lock:
                 waiting = {request: len(tokens) for request, tokens in self._table.shared() if not request.published}
-            # A propose that follows a commit at once carries its tokens; only what it left behind is sent from here.
-            self._stop.wait(_PATIENCE_S)
+            # A propose that follows a commit at once carries its tokens; only what it left behind is sent from here. The end of a
+            # request is not waited with: the service holds its row until then.
+            if self._ended.wait(_PATIENCE_S):
+                waiting = {}
+                self._work.set()
+            self._ended.clear()
             link = self._link
             if link is None or self._stop.is_set():
                 continue
@@ -162,20 +179,23 @@ class Courier:
                 delivered = self._send_all(link, False, time.monotonic() + _RPC_TIMEOUT_S, waiting)
             if not delivered:
                 self._stop.wait(_RETRY_S)
+                self._ended.set()
                 self._work.set()
 
     def _send_all(self, link: Link, wait: bool, deadline: float, waiting: dict[Request, int] | None) -> bool:
         """Sends what there is; of requests in flight only what is in `waiting`, if that is given. True if it all arrived."""
+        refusals = self._refusals
         try:
             if self._uploads:
                 self._upload(link, deadline)
-            waited = self._send_in_flight(link, wait, deadline, waiting)
-            waited |= self._send_finished(link, wait, deadline)
-            if wait and not waited and self._known is not None:
+            self._waited = False
+            self._send_in_flight(link, wait, deadline, waiting)
+            self._send_finished(link, wait, deadline)
+            if wait and not self._waited and self._known is not None:
                 self._wait_for_refresh(link, self._known, deadline)
         except grpc.RpcError:
             return False
-        return True
+        return self._refusals == refusals
 
     def _wait_for_refresh(self, link: Link, known: Request, deadline: float) -> None:
         """Returns once all that the service has is visible: adds nothing to a document that it knows, and waits for that."""
@@ -205,7 +225,7 @@ class Courier:
             if self._call(lambda message=message: link.stub.Propose(message, timeout=_left(deadline)), [parcel]):  # type: ignore[misc]
                 self._acknowledge(link, parcel, row=True)
 
-    def _send_in_flight(self, link: Link, wait: bool, deadline: float, waiting: dict[Request, int] | None) -> bool:
+    def _send_in_flight(self, link: Link, wait: bool, deadline: float, waiting: dict[Request, int] | None) -> None:
         by_namespace: dict[str, list[Parcel]] = {}
         with self._table.lock:
             for request, tokens in self._table.shared():
@@ -216,9 +236,8 @@ class Courier:
                 by_namespace.setdefault(request.namespace, []).append(Parcel(request, start, tokens[start:].copy()))
         for parcels in by_namespace.values():
             self._send_batches(link, parcels, wait, deadline)
-        return bool(by_namespace)
 
-    def _send_finished(self, link: Link, wait: bool, deadline: float) -> bool:
+    def _send_finished(self, link: Link, wait: bool, deadline: float) -> None:
         with self._table.lock:
             finished = list(self._finished)
         harvests = [p for p in finished if p.request.row_held]
@@ -232,7 +251,6 @@ class Courier:
                 by_namespace.setdefault(parcel.request.namespace, []).append(parcel)
         for parcels in by_namespace.values():
             self._send_batches(link, parcels, wait, deadline)
-        return bool(finished)
 
     def _send_batches(self, link: Link, parcels: list[Parcel], wait: bool, deadline: float) -> None:
         batch: list[Parcel] = []
@@ -261,6 +279,7 @@ class Courier:
             )
             sent.append(parcel)
         if sent and self._call(lambda: link.stub.Ingest(message, timeout=_left(deadline)), sent):
+            self._waited |= wait
             for parcel in sent:
                 self._acknowledge(link, parcel, visible=wait)
         elif len(sent) > 1:
@@ -277,6 +296,7 @@ class Courier:
                 document_id=request.kept_as, offset=offset, packed_tokens=wire.pack(parcel.after(offset)), discard=parcel.discard
             )
         if self._call(lambda: link.stub.Harvest(message, timeout=_left(deadline)), parcels):
+            self._waited |= wait
             for parcel in parcels:
                 self._acknowledge(link, parcel, visible=wait)
         elif len(parcels) > 1:
@@ -284,7 +304,7 @@ class Courier:
                 self._harvest(link, [parcel], wait, deadline)
 
     def _call(self, send: _Send, parcels: list[Parcel]) -> bool:
-        """Sends; False if the service refused. A request refused alone is sent whole next time, and given up the second time.
+        """Sends; False if the service refused. What was refused alone is sent as a further document, and given up the second time.
 
         Raises:
             grpc.RpcError: The service did not answer, or the attachment has ended.
@@ -302,14 +322,14 @@ class Courier:
 
     def _refused(self, parcel: Parcel) -> None:
         request = parcel.request
+        self._refusals += 1
         with self._table.lock:
             request.refusals += 1
             if request.refusals >= _MAX_REFUSALS:
                 self._lost += self._drop(parcel) if parcel.ended else 0
                 request.given_up = True
             else:
-                request.row_held = 0
-                request.document_held = request.visible = request.kept_from
+                request.reopen()
         self._work.set()
 
     def _acknowledge(self, link: Link, parcel: Parcel, *, visible: bool = False, row: bool = False) -> None:

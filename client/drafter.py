@@ -7,36 +7,30 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from draftd.client.acceptance import PendingDrafts
 from draftd.client.config import ClientConfig, TransportName, default_endpoint, default_shm_root
-from draftd.client.courier import Courier
+from draftd.client.connection import Connection
 from draftd.client.failopen import FailOpen, FailOpenLog
 from draftd.client.rows import Parked, Request, RowTable
-from draftd.client.session import Session
-from draftd.client.transports import Link, Transport
-from draftd.client.transports.handle import EngineTensors, HandleTransport
-from draftd.client.transports.inline import InlineTransport
-from draftd.client.transports.mapped import MappedTransport
+from draftd.client.transports import Transport
+from draftd.client.transports.handle import EngineTensors
 from draftd.client.wire import as_sent
 from draftd.drafter.drafts import Drafts
 from draftd.drafter.errors import DraftdError, FailedPrecondition, InvalidArgument
 from draftd.drafter.params import DraftParams
 from draftd.drafter.reader import propose_local
 from draftd.drafter.stats import EngineStats
-from draftd.proto.draftd.v1 import draftd_pb2 as pb
 
 T = TypeVar("T")
 
 _POLL_S = 0.002
-_FLUSH_AT_DETACH_S = 2.0
 
 
 class Drafter:
@@ -98,21 +92,15 @@ class Drafter:
             tokenizer_fingerprint=tokenizer_fingerprint,
             strict=strict,
         )
-        self._tensors = EngineTensors(default_shm_root(), max_rows, max_length, k) if transport == "handle" else None
-        tokens = self._tensors.tokens if self._tensors else np.empty((max_rows, max_length), np.int32)
-        lengths = self._tensors.lengths if self._tensors else np.zeros(max_rows, np.int32)
+        tensors = EngineTensors(default_shm_root(), max_rows, max_length, k) if transport == "handle" else None
+        tokens = tensors.tokens if tensors else np.empty((max_rows, max_length), np.int32)
+        lengths = tensors.lengths if tensors else np.zeros(max_rows, np.int32)
         self._table = RowTable(tokens, lengths, vocab_size)
         self._stats = EngineStats()
         self._pending = PendingDrafts(self._table, self._stats, k)
         self._log = FailOpenLog(engine, self._stats)
-        self._courier = Courier(self._table, uploads=transport != "handle")
-        self._transport: Transport | None = None
-        self._to_start: deque[Request] = deque()
-        # Counts that a service has seen in an earlier row block, and that it has seen up to now.
-        self._reported = self._stats.words.copy()
-        self._seen = self._stats.words.copy()
         self._closed = False
-        self._session = Session(self._config, self._tensors.message if self._tensors else None, self._open_transport)
+        self._connection = Connection(self._config, self._table, tensors, self._stats, self._log)
 
     # -- what an engine calls ------------------------------------------------------------------------------------------------
 
@@ -157,7 +145,7 @@ class Drafter:
         if drafts is None:
             drafts = Drafts.empty(n, self._config.k)
         self._stats.count_proposal(n, (time.perf_counter_ns() - started) / 1000)
-        self._report()
+        self._connection.report()
         return drafts
 
     def append(self, row: int, tokens: ArrayLike) -> None:
@@ -179,18 +167,9 @@ class Drafter:
 
     def detach(self) -> None:
         """Ends the attachment; what was committed is delivered if the service answers in time. The drafter then only fails open."""
-        if self._closed:
-            return
-        self._closed = True
-        if self._session.alive:
-            self._adopt()
-            self._courier.flush(_FLUSH_AT_DETACH_S, wait_visible=False)
-            self._report()
-        self._session.close()
-        self._courier.close()
-        self._stats.lost_tokens[0] += self._courier.take_lost()
-        if self._tensors:
-            self._tensors.close()
+        if not self._closed:
+            self._closed = True
+            self._connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -206,31 +185,29 @@ class Drafter:
         return self._stats.snapshot()
 
     @property
+    def engine(self) -> str:
+        """The engine's name."""
+        return self._config.engine
+
+    @property
     def attached(self) -> bool:
         """The service answered the last call of the session."""
-        return self._session.alive
+        return self._connection.session.alive
 
     @property
     def transport(self) -> str:
         """The transport in use: `mapped`, `handle`, `inline`, or `none` before the first attachment."""
-        transport = self._session.transport
+        transport = self._connection.session.transport
         return transport.name if transport else "none"
 
     def wait_attached(self, timeout_s: float) -> bool:
         """Waits until the service has answered; not for the decode loop."""
-        return _wait(lambda: self._session.alive, timeout_s)
+        return _wait(lambda: self._connection.session.alive, timeout_s)
 
     def wait_visible(self, timeout_s: float) -> bool:
         """Waits until all that was appended can be drafted from, by every engine of the namespace; not for the decode loop."""
         deadline = time.monotonic() + timeout_s
-
-        def is_visible() -> bool:
-            transport = self._adopt()
-            self._tell(float("inf"))
-            left = max(0.001, deadline - time.monotonic())
-            return transport is not None and self._courier.flush(left, wait_visible=True) and transport.is_visible()
-
-        return not self._closed and _wait(is_visible, timeout_s)
+        return not self._closed and _wait(lambda: self._connection.is_visible(max(0.001, deadline - time.monotonic())), timeout_s)
 
     # -- behind the guard --------------------------------------------------------------------------------------------------------
 
@@ -254,7 +231,7 @@ class Drafter:
         self, row: int, tokens: ArrayLike, document_id: str, namespace: str | None, private: bool, prompt_length: int | None
     ) -> None:
         table = self._table
-        transport = self._adopt()
+        self._connection.adopt()
         row = table.check_row(row)
         held = table.requests[row]
         if held is not None and held.document_id != document_id:
@@ -272,8 +249,7 @@ class Drafter:
             with table.lock:
                 del table.parked[document_id]
             table.put(row, parked.request, checked)
-            if transport is not None and parked.request.shared:
-                transport.append(parked.request, checked[len(parked.tokens) :])
+            self._connection.append(parked.request, checked[len(parked.tokens) :])
             return
         name = self._config.namespace if namespace is None else namespace
         if name not in self._config.namespaces:
@@ -282,12 +258,11 @@ class Drafter:
         request = Request(document_id, name, private, length)
         table.check_request(request, checked)
         table.put(row, request, checked)
-        if transport is not None and request.shared:
-            self._tell_one(transport, request, table.row_tokens(row))
+        if request.shared:
+            self._connection.start(request, table.row_tokens(row))
 
     def _propose(self, rows: ArrayLike, params: DraftParams | None) -> Drafts:
-        transport = self._adopt()
-        self._tell(time.monotonic() + self._config.timeout_ms / 2000)
+        transport = self._connection.adopt()
         given = np.asarray(rows)
         if given.ndim != 1 or (len(given) and given.dtype.kind not in "iu"):
             raise InvalidArgument("rows must be a list of integers", "rows")
@@ -297,17 +272,14 @@ class Drafter:
         wanted = self._params(transport, params)
         rows64 = given.astype(np.int64)
         self._pending.settle(rows64[shared + local])
-        if local and self._session.prepared:
+        if local and self._connection.session.prepared:
             lengths = self._table.lengths.astype(np.int64)
             _fill(drafts, local, propose_local(self._table.tokens, lengths, rows64[local].astype(np.int32), wanted))
         try:
             if shared:
-                _fill(drafts, shared, self._ask(transport, rows64[shared], wanted))
+                _fill(drafts, shared, self._connection.propose(rows64[shared], wanted))
         except FailOpen as error:
             self._failed(error.reason, str(error))
-        else:
-            if shared and self._session.alive:
-                self._log.worked()
         if wrong:
             self._failed("refused", f"rows has {wrong[0]}, which is no row with a request, or is there twice")
         good = shared + local
@@ -339,20 +311,6 @@ class Drafter:
                 (shared if request.shared else local).append(place)
         return shared, local, wrong
 
-    def _ask(self, transport: Transport | None, rows: NDArray[np.int64], params: DraftParams) -> Drafts:
-        if self._closed or transport is None or (not self._session.alive and transport.name != "mapped"):
-            raise FailOpen(*(("unattached", "detached") if self._closed else self._session.trouble))
-        try:
-            drafts = transport.propose(rows, params)
-        except FailOpen as error:
-            if error.reason != "timeout":
-                self._session.check()
-            raise
-        if not self._session.alive:
-            # A mapped index without its writer still drafts, but nothing new comes into it.
-            self._log.failed(*self._session.trouble)
-        return drafts
-
     def _params(self, transport: Transport | None, params: DraftParams | None) -> DraftParams:
         if params is not None:
             if params.k > self._config.k:
@@ -364,7 +322,7 @@ class Drafter:
 
     def _append(self, row: int, tokens: ArrayLike) -> None:
         table = self._table
-        transport = self._adopt()
+        self._connection.adopt()
         request = table.started(row)
         try:
             checked = table.check_tokens(tokens)
@@ -375,28 +333,19 @@ class Drafter:
             raise
         table.extend(row, checked)
         self._stats.committed_tokens[0] += len(checked)
-        if transport is not None and request.shared and len(checked):
-            transport.append(request, checked)
+        self._connection.append(request, checked)
 
     def _finish(self, row: int, discard: bool) -> None:
-        transport = self._adopt()
+        self._connection.adopt()
         request = self._table.started(row)
         self._pending.settle(np.array([row], np.int64))
         self._pending.forget(row)
-        self._end(transport, request, self._table.row_tokens(row), discard)
+        self._connection.end(request, self._table.row_tokens(row), discard)
         self._table.clear(row)
-        self._report()
-
-    def _end(self, transport: Transport | None, request: Request, tokens: NDArray[np.int32], discard: bool) -> None:
-        if request.given_up:
-            self._stats.lost_tokens[0] += max(0, len(tokens) - request.document_held)
-        elif request.shared and transport is not None:
-            transport.finish(request, tokens, discard)
-        elif request.shared:
-            self._courier.finish(request, tokens, discard)
+        self._connection.report()
 
     def _preempt(self, row: int) -> None:
-        self._adopt()
+        self._connection.adopt()
         request = self._table.started(row)
         self._pending.settle(np.array([row], np.int64))
         self._pending.forget(row)
@@ -410,56 +359,7 @@ class Drafter:
     def _end_parked(self, document_id: str) -> None:
         with self._table.lock:
             parked = self._table.parked.pop(document_id)
-        self._end(self._transport, parked.request, parked.tokens, False)
-
-    # -- attachments -------------------------------------------------------------------------------------------------------------
-
-    def _open_transport(self, link: Link, response: pb.AttachResponse) -> Transport:
-        """Makes the transport that the service chose; called from the session's thread."""
-        timeout_s = self._config.timeout_ms / 1000
-        if response.transport == pb.TRANSPORT_MAPPED:
-            mapped = MappedTransport(link, response, self._table, self._courier, self._config.namespaces)
-            mapped.warm_up(link.defaults)
-            return mapped
-        if response.transport == pb.TRANSPORT_HANDLE and self._tensors:
-            return HandleTransport(link, self._table, self._courier, timeout_s, self._tensors)
-        if response.transport == pb.TRANSPORT_INLINE:
-            return InlineTransport(link, self._table, self._courier, timeout_s)
-        raise ValueError(f"the service chose transport {response.transport}, which was not offered")
-
-    def _adopt(self) -> Transport | None:
-        """The transport to use: a new attachment takes the place of the old one, and is told of all requests in flight."""
-        transport = self._session.transport
-        if transport is not self._transport and transport is not None:
-            if self._transport is not None:
-                self._transport.close()
-            self._courier.attach(transport.link)
-            self._transport = transport
-            self._reported = self._seen.copy()
-            self._to_start = deque(request for request, _ in self._table.shared())
-        return self._transport
-
-    def _tell(self, deadline: float) -> None:
-        """Tells a new service of requests that it has not heard of, until `deadline` on the monotonic clock; the rest waits."""
-        transport = self._transport
-        if transport is None or not self._to_start:
-            return
-        tokens_of = dict(self._table.shared())
-        while self._to_start and time.monotonic() < deadline:
-            request = self._to_start.popleft()
-            if request in tokens_of:
-                self._tell_one(transport, request, tokens_of[request])
-
-    def _tell_one(self, transport: Transport, request: Request, tokens: NDArray[np.int32]) -> None:
-        if not transport.start(request, tokens) and not self._session.alive:
-            self._log.failed("rows_full", "no free slot, and no service to send its tokens to")
-
-    def _report(self) -> None:
-        """Shows a service that maps the engine's counts what was counted since the attachment began."""
-        self._stats.lost_tokens[0] += self._courier.take_lost()
-        if isinstance(self._transport, MappedTransport) and self._session.alive:
-            np.subtract(self._stats.words, self._reported, out=self._transport.block.stats.words)
-            np.copyto(self._seen, self._stats.words)
+        self._connection.end(parked.request, parked.tokens, False)
 
 
 def _fill(drafts: Drafts, places: list[int], part: Drafts) -> None:

@@ -60,22 +60,23 @@ class Request:
 
     def forget(self) -> None:
         """A service that knows nothing of it begins with its first token."""
+        self.refusals = 0
         self._begin(self.document_id, self.prompt_length)
 
     def reopen(self) -> None:
-        """A service that has closed its document, since the attachment ended, gets the rest as a further document."""
-        if self.document_held > self.kept_from:
-            self.reopened += 1
-            suffix = f"~{self.reopened}"
-            kept_as = self.document_id.encode()[: MAX_DOCUMENT_ID_BYTES - len(suffix)].decode(errors="ignore") + suffix
-            self._begin(kept_as, self.document_held)
-        else:
-            self._begin(self.kept_as, self.kept_from)
+        """A service that may have closed its document gets what it is not known to have as a further document.
+
+        It may have taken more than it said; that is then there twice, which is better than not at all.
+        """
+        self.reopened += 1
+        suffix = f"~{self.reopened}"
+        kept_as = self.document_id.encode()[: MAX_DOCUMENT_ID_BYTES - len(suffix)].decode(errors="ignore") + suffix
+        self._begin(kept_as, self.document_held)
 
     def _begin(self, kept_as: str, kept_from: int) -> None:
         self.kept_as = kept_as
         self.kept_from = self.document_held = self.visible = kept_from
-        self.row_held = self.refusals = 0
+        self.row_held = 0
         self.published = self.given_up = False
 
 
@@ -142,9 +143,10 @@ class RowTable:
             return np.empty(0, np.int32)
         if given.dtype.kind not in "iu":
             raise InvalidArgument(f"tokens are {given.dtype}; they must be integers", "tokens")
-        low, high = int(given.min()), int(given.max())
-        if low < 0 or high >= self.vocab_size:
-            raise InvalidArgument(f"tokens has {low if low < 0 else high}; they must be in [0, {self.vocab_size})", "tokens")
+        # Negative tokens are the largest unsigned ones: one pass over short arrays is what this costs.
+        if int(np.ascontiguousarray(given, np.int64).view(np.uint64).max()) >= self.vocab_size:
+            wrong = next(int(token) for token in given if not 0 <= token < self.vocab_size)
+            raise InvalidArgument(f"tokens has {wrong}; they must be in [0, {self.vocab_size})", "tokens")
         return given.astype(np.int32, copy=False)
 
     def check_request(self, request: Request, tokens: NDArray[np.int32]) -> None:

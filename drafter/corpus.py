@@ -305,6 +305,19 @@ class Corpus:
         """The namespace exists."""
         return name in self._namespaces
 
+    def vocab_size(self, name: str) -> int:
+        """A namespace's vocabulary size.
+
+        Raises:
+            NotFound: It does not exist.
+        """
+        return self._get(name).vocab_size
+
+    def has_vocabulary(self, name: str, vocab_size: int) -> bool:
+        """The namespace exists and has that vocabulary size: tokens checked against it may meet its index."""
+        namespace = self._namespaces.get(name)
+        return namespace is not None and namespace.vocab_size == vocab_size
+
     def _get(self, name: str) -> _Namespace:
         namespace = self._namespaces.get(name)
         if namespace is None:

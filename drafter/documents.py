@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from draftd.drafter.errors import FailedPrecondition, InvalidArgument, NotFound
 
+_EMPTY: NDArray[np.int32] = np.empty(0, np.int32)
+
 
 @dataclass(frozen=True, slots=True)
 class IngestResult:
@@ -40,19 +42,19 @@ class Document:
     id: str
     owner: str
     generation: int
-    buffer: NDArray[np.int32] = field(default_factory=lambda: np.empty(64, np.int32))
+    buffer: NDArray[np.int32] = field(default_factory=lambda: _EMPTY)
     length: int = 0
     placed: int = 0
     released: int = 0
     gone: int = 0
     committed: bool = False
-    pieces: deque[Piece] = field(default_factory=deque)
+    pieces: list[Piece] = field(default_factory=list)
 
     def append(self, tokens: NDArray[np.int32]) -> None:
         """Adds tokens at the end."""
         need = self.length - self.released + len(tokens)
         if need > len(self.buffer):
-            grown = np.empty(max(need, 2 * len(self.buffer)), np.int32)
+            grown = np.empty(max(need, 2 * len(self.buffer), 64), np.int32)
             grown[: self.length - self.released] = self.buffer[: self.length - self.released]
             self.buffer = grown
         self.buffer[self.length - self.released : need] = tokens
@@ -64,7 +66,9 @@ class Document:
 
     def release(self, keep_from: int) -> None:
         """Drops the buffer's tokens before `keep_from`."""
-        if keep_from > self.released:
+        if keep_from == self.length and self.committed:
+            self.buffer, self.released = _EMPTY, keep_from
+        elif keep_from > self.released:
             self.buffer = self.buffer[keep_from - self.released : self.length - self.released].copy()
             self.released = keep_from
 
@@ -202,7 +206,7 @@ class Documents:
     def evict(self, piece: Piece) -> None:
         """Notes that the oldest piece has left the index."""
         document = piece.document
-        document.pieces.popleft()
+        del document.pieces[0]
         document.gone += piece.indexed
         self.indexed_tokens -= piece.indexed
         self.evicted_tokens += piece.indexed

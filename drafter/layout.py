@@ -56,7 +56,7 @@ ROWS_HEARTBEAT_NS = 8
 """CLOCK_MONOTONIC when the engine's client last showed that it lives, in nanoseconds."""
 
 # Words of a slot in a row block (int64).
-SLOT_WORDS = 8
+SLOT_WORDS = 16
 SLOT_GENERATION = 0
 """Counts requests that used the slot; odd while it is being filled."""
 SLOT_STATE = 1
@@ -66,6 +66,8 @@ SLOT_NAMESPACE = 4
 SLOT_VISIBLE_LENGTH = 5
 SLOT_DRAINED_GENERATION = 6
 SLOT_ID_LENGTH = 7
+SLOT_ORDER = 8
+"""Counts the starts in a row block: the service takes requests in that order."""
 
 STATE_FREE = 0
 STATE_OPEN = 1

@@ -65,6 +65,7 @@ class PolledRows:
         arrived, self._last_poll = self._last_poll, now
         words = self.rows.slots[:, [layout.SLOT_GENERATION, layout.SLOT_LENGTH, layout.SLOT_STATE]]
         changed = np.flatnonzero((words != self._taken).any(axis=1) & (words[:, 0] % 2 == 0) & (words[:, 2] != layout.STATE_FREE))
+        changed = changed[np.argsort(self.rows.slots[changed, layout.SLOT_ORDER], kind="stable")]
         return [seen for slot in changed if (seen := self._take(int(slot), ingest, arrived)) is not None]
 
     def _take(self, slot: int, ingest: Ingest, arrived: float) -> Seen | None:
@@ -89,7 +90,7 @@ class PolledRows:
         if namespace >= 0 and self._refused[slot] != generation:
             take = {layout.STATE_OPEN: Take.APPEND, layout.STATE_FINISHED: Take.COMMIT}.get(state, Take.DISCARD)
             try:
-                if not fits or namespace >= len(self.namespaces):
+                if not fits or namespace >= len(self.namespaces) or not 1 <= id_length <= layout.MAX_DOCUMENT_ID_BYTES:
                     raise ValueError("slot is not well-formed")
                 ingest(self.namespaces[namespace], document_id.decode(), start - prompt, tokens, take, self._owner, arrived)
             except (DraftdError, ValueError):

@@ -50,6 +50,7 @@ class RowBlock:
         self.stats = EngineStats(cast(NDArray[np.int64], arrays["stats"]))
         self.n_slots, self.max_length = self.tokens.shape
         self._reserved = np.zeros(self.n_slots, np.int64)
+        self._starts = 0
 
     @staticmethod
     def open(spec: BlockSpec) -> RowBlock:
@@ -101,6 +102,8 @@ class RowBlock:
         self.tokens[slot, : len(tokens)] = tokens
         self.document_ids[slot, : len(encoded)] = np.frombuffer(encoded, np.uint8)
         words[layout.SLOT_ID_LENGTH] = len(encoded)
+        self._starts += 1
+        words[layout.SLOT_ORDER] = self._starts
         words[layout.SLOT_PROMPT_LENGTH] = prompt_length
         words[layout.SLOT_NAMESPACE] = -1 if private else namespace_index
         words[layout.SLOT_VISIBLE_LENGTH] = 0

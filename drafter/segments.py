@@ -161,7 +161,7 @@ class Segments:
 
         Call it under the lock; a later refresh does it. Documents that are still open go when they are committed.
         """
-        self._evict_before = before
+        self._evict_before = max(self._evict_before, before)
         return sum(p.indexed for p in self._oldest_pieces()) + sum(d.length - d.placed for d in self._old_waiting())
 
     def _old_waiting(self) -> Iterator[Document]:

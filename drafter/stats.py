@@ -5,6 +5,7 @@ One array of int64 words; in a row block the service maps it, elsewhere it lives
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Final
 
 import numpy as np
@@ -83,8 +84,8 @@ class EngineStats:
         self.proposals[0] += 1
         self.rows[0] += rows
         self.propose_us_sum[0] += round(elapsed_us)
-        self.propose_us_buckets[np.searchsorted(PROPOSE_US_BOUNDS, elapsed_us)] += 1
-        self.batch_rows_buckets[np.searchsorted(BATCH_BOUNDS, rows)] += 1
+        self.propose_us_buckets[bisect_left(PROPOSE_US_BOUNDS, elapsed_us)] += 1
+        self.batch_rows_buckets[bisect_left(BATCH_BOUNDS, rows)] += 1
 
     def count_verified(self, source: int, drafted: int, accepted: int) -> None:
         """Counts one draft of `drafted` tokens from `source`, of which the engine committed the first `accepted`."""

@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from draftd.drafter.corpus import Corpus
 from draftd.drafter.errors import AlreadyExists, NotFound, ResourceExhausted
@@ -111,7 +112,8 @@ class Attachments:
         if transport == MAPPED:
             attachment.row_block = self._corpus.attach_rows(attachment.id, engine.max_rows, engine.max_length, attachment.namespaces)
         else:
-            attachment.rows = ServedRows(self._corpus, attachment.id, attachment.stats, engine.max_rows, engine.max_length)
+            fits = partial(self._corpus.has_vocabulary, vocab_size=engine.vocab_size)
+            attachment.rows = ServedRows(self._corpus, fits, attachment.id, attachment.stats, engine.max_rows, engine.max_length)
         self.touch(attachment)
         self._by_id[attachment.id] = attachment
         return attachment
@@ -152,7 +154,7 @@ class Attachments:
         """Index blocks that a MAPPED engine has to map: of the namespaces in `wanted`, and those that changed since it was told."""
         changed = []
         for name in attachment.namespaces:
-            if self._corpus.has_namespace(name):
+            if self._corpus.has_vocabulary(name, attachment.engine.vocab_size):
                 spec = self._corpus.index_spec(name)
                 if name in wanted or attachment.sent_indexes.get(name) != spec.handle:
                     attachment.sent_indexes[name] = spec.handle

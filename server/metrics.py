@@ -116,6 +116,7 @@ CATALOGUE: tuple[MetricInfo, ...] = (
     MetricInfo("draftd_attachments", "gauge", ("transport",), "Live attachments."),
     MetricInfo("draftd_attaches_total", "counter", ("transport",), "Attachments made."),
     MetricInfo("draftd_lease_losses_total", "counter", (), "Attachments whose lease ran out."),
+    MetricInfo("draftd_background_errors_total", "counter", (), "Defects in work that no caller waits on; each is in the log."),
     MetricInfo("draftd_rpc_errors_total", "counter", ("method", "code"), "Calls answered with an error, by gRPC status code."),
 )
 _BY_NAME = {info.name: info for info in CATALOGUE}

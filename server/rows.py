@@ -72,14 +72,16 @@ class ServedRow:
 class ServedRows:
     """The rows of one attachment. Not thread-safe: the service's event loop is its only caller.
 
-    At most `2 * max_rows` rows are held, so that preempted requests keep their rows while others run.
+    `fits` says of a namespace whether rows may still meet its index. At most `2 * max_rows` rows are held, so that preempted requests keep
+    their rows while others run.
 
     `take` only notes what grew. Output becomes visible with the next refresh of the index and not before, so a caller may answer first
     and call `remember` then.
     """
 
-    def __init__(self, corpus: Corpus, owner: str, stats: EngineStats, max_rows: int, max_length: int) -> None:
+    def __init__(self, corpus: Corpus, fits: Callable[[str], bool], owner: str, stats: EngineStats, max_rows: int, max_length: int) -> None:
         self._corpus = corpus
+        self._fits = fits
         self._owner = owner
         self._stats = stats
         self._max_rows = max_rows
@@ -177,7 +179,7 @@ class ServedRows:
             row.extend(update.tokens[row.length - update.offset :])
             self._grown.append(row)
         end = update.offset + len(update.tokens)
-        return RowContext(row.buffer[:end], row.namespace, row.private or not self._corpus.has_namespace(row.namespace))
+        return RowContext(row.buffer[:end], row.namespace, row.private or not self._fits(row.namespace))
 
     def remember(self, indices: Sequence[int], updates: Sequence[RowUpdate], drafts: Drafts) -> None:
         """Keeps up, then remembers what rows were told to try: row `indices[j]` of `drafts` is for `updates[j]`, which was taken."""

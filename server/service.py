@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -71,6 +72,7 @@ class Service:
 
     async def _start(self) -> None:
         config = self.config
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: self._background_error(context.get("exception")))
         http_socket = bind(config.http) if config.http != OFF else None
         path = config.socket_path()
         self._place = SocketPlace(path) if path else None
@@ -79,17 +81,19 @@ class Service:
         self.telemetry = Telemetry(self.metrics, self.corpus, self.attachments)
         self._visibility = Visibility(self.corpus, config.visible_timeout_ms)
         self.metrics.set("draftd_build_info", 1, version(), self.corpus.instance)
+        # Binding comes before the kernels are compiled, which takes seconds: a wrong endpoint is refused at once.
+        await self._bind_grpc()
         if http_socket is not None:
             self.http_port = http_socket.getsockname()[1]
             app = build_app(lambda: self._ready, self.telemetry.update, self.status, self.metrics, config.http_docs)
             self._http = build_server(app)
             self._http_task = asyncio.create_task(self._http.serve(sockets=[http_socket]))
         await asyncio.get_running_loop().run_in_executor(None, self.corpus.start)
-        await self._start_grpc()
+        await self._grpc.start()
         self._housekeeping_task = asyncio.create_task(self._housekeeping())
         await self._set_serving(True)
 
-    async def _start_grpc(self) -> None:
+    async def _bind_grpc(self) -> None:
         config = self.config
         assert self._visibility is not None
         self._grpc = aio.server(
@@ -121,7 +125,6 @@ class Service:
             self._place.verify()
         if config.listen:
             self._listen_tcp()
-        await self._grpc.start()
 
     def _listen_tcp(self) -> None:
         config = self.config
@@ -231,12 +234,23 @@ class Service:
                 # The service was stopped or starved: heartbeats that came meanwhile are still waiting to be read.
                 log.warning("event_loop_was_held_up", seconds=round(held_up_s, 3))
                 self.attachments.forgive(held_up_s)
-            for attachment in self.attachments.expired():
-                committed = await self.attachments.detach(attachment)
-                self.telemetry.detached(attachment)
-                self.metrics.count("draftd_lease_losses_total")
-                log.warning("lease_lost", engine=attachment.engine.name, attachment=attachment.id, committed_documents=committed)
-            self.telemetry.update()
+            try:
+                await self._end_lost_leases()
+                self.telemetry.update()
+            except Exception as error:  # noqa: BLE001 - counted and logged; the next tick tries again
+                self._background_error(error)
+
+    async def _end_lost_leases(self) -> None:
+        for attachment in self.attachments.expired():
+            committed = await self.attachments.detach(attachment)
+            self.telemetry.detached(attachment)
+            self.metrics.count("draftd_lease_losses_total")
+            log.warning("lease_lost", engine=attachment.engine.name, attachment=attachment.id, committed_documents=committed)
+
+    def _background_error(self, error: BaseException | None) -> None:
+        """Counts and logs a defect that no caller was waiting on."""
+        self.metrics.count("draftd_background_errors_total")
+        log.error("background_work_failed", exc_info=error)
 
 
 def corpus_config(config: ServerConfig) -> CorpusConfig:
@@ -253,7 +267,7 @@ def corpus_config(config: ServerConfig) -> CorpusConfig:
     )
 
 
-async def _serve(config: ServerConfig, announce: Any) -> None:
+async def _serve(config: ServerConfig, announce: Callable[[Service], None]) -> None:
     service = Service(config)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -265,7 +279,7 @@ async def _serve(config: ServerConfig, announce: Any) -> None:
     await service.stop()
 
 
-def serve(config: ServerConfig, announce: Any) -> None:
+def serve(config: ServerConfig, announce: Callable[[Service], None]) -> None:
     """Runs a service until SIGTERM or SIGINT; `announce` is called with it once it is ready. Raises EndpointError."""
     with contextlib.suppress(KeyboardInterrupt):
         uvloop.run(_serve(config, announce))

@@ -3,6 +3,7 @@
 They are never mapped: an engine that truncates its file gets an error on its own call instead of a bus error in the service.
 """
 
+import errno
 import os
 import stat
 from collections.abc import Sequence
@@ -85,7 +86,7 @@ class EngineTensors:
                 tensor: pb.Tensor = getattr(message, name)
                 _check_form(tensor, name, data_type, shape)
                 files[name] = _open(tensor, name, shape, root, reserved, writable=name.startswith("draft_"))
-        except InvalidArgument:
+        except (InvalidArgument, OSError):
             _close(files)
             raise
         return EngineTensors(files, max_rows, max_length, k)
@@ -155,7 +156,9 @@ def _open(tensor: pb.Tensor, name: str, shape: Sequence[int], root: Path, reserv
         raise outside
     try:
         fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
         raise outside from None
     info = os.fstat(fd)
     row_bytes = 4 * (shape[1] if len(shape) > 1 else shape[0])

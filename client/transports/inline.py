@@ -55,16 +55,23 @@ class InlineTransport:
         self._courier.finish(request, tokens, discard)
 
     def propose(self, rows: NDArray[np.int64], params: DraftParams) -> Drafts:
-        """Drafts for rows of the table; see Transport. Rows that are still being sent ahead get none."""
+        """Drafts for rows of the table; see Transport. Rows that are being sent ahead, or that the service has no
+        room for yet, get none."""
         drafts = Drafts.empty(len(rows), params.k)
         requests: list[Request] = []
         lengths: list[int] = []
         places: list[int] = []
         message = pb.ProposeRequest(attachment_id=self.link.attachment_id, parameters=wire.parameters_message(params), packed=True)
+        room: int | None = None
         for place, row in enumerate(rows.tolist()):
             request = self._table.requests[row]
             assert request is not None
             length = int(self._table.lengths[row])
+            if not request.row_held:
+                room = self._room() if room is None else room
+                room -= 1
+                if room < 0:
+                    continue
             if not self._describe(message, request, row, length):
                 continue
             requests.append(request)
@@ -85,6 +92,11 @@ class InlineTransport:
             request.refusals = 0
         self._read(response, drafts, np.array(places), [request.namespace for request in requests])
         return drafts
+
+    def _room(self) -> int:
+        """New rows that the service has room for: it holds twice max_rows, and ended ones until the courier has told it."""
+        held = sum(1 for request, _ in self._table.shared() if request.row_held)
+        return 2 * self._table.max_rows - held - self._courier.rows_held()
 
     def _describe(self, message: pb.ProposeRequest, request: Request, row: int, length: int) -> bool:
         """Adds a row to the request; False if it is too long to be sent from the decode thread."""
@@ -108,7 +120,7 @@ class InlineTransport:
         drafts.version[places] = wire.row_versions(namespaces, list(response.versions))
 
     def _refused(self, requests: list[Request], details: str) -> None:
-        """Sends rows whole next time; a row that is refused again drafts from its own tokens from now on, and is not kept."""
+        """Sends rows whole next time, and one that was named as a further document; one that is named again is given up."""
         named = [r for i, r in enumerate(requests) if f"rows[{i}]" in details or repr(r.kept_as) in details]
         for request in requests:
             request.row_held = 0
@@ -116,6 +128,8 @@ class InlineTransport:
             request.refusals += 1
             if request.refusals >= _MAX_REFUSALS:
                 request.given_up = True
+            else:
+                request.reopen()
 
     def is_visible(self) -> bool:
         """The courier knows; nothing gets there without a call."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from draftd.server.replay.trace import TraceError, load_trace
 SAMPLES = Path(__file__).resolve().parents[2] / "samples"
 ENGINES = 4
 CONCURRENCY = 8
-SESSIONS = 320
+SESSIONS = 240
+TOKENS = 50_000
+"""Of each trace, the first sessions are replayed: at most so many, with at most so many output tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class Comparison:
 
 
 def demo(samples: Path = SAMPLES, limit: int = SESSIONS) -> int:
-    """Runs the demo on the first `limit` sessions of every trace in a directory; the exit code."""
+    """Runs the demo on the first sessions of every trace in a directory, at most `limit` of each; the exit code."""
     console, errors = Console(), Console(stderr=True)
     started = time.monotonic()
     paths = sorted(samples.glob("*.jsonl*"))
@@ -67,7 +70,9 @@ def demo(samples: Path = SAMPLES, limit: int = SESSIONS) -> int:
 
 
 def _compare(console: Console, service: PrivateService, path: Path, limit: int) -> Comparison:
-    sessions = load_trace(str(path), limit)
+    loaded = load_trace(str(path), limit)
+    so_far = accumulate(sum(len(turn.output) for turn in session.turns) for session in loaded)
+    sessions = [session for session, tokens in zip(loaded, so_far, strict=True) if tokens <= TOKENS]
     name = path.name.split(".")[0]
 
     def replay(sharing: Sharing) -> dict[str, Any]:

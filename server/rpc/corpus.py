@@ -67,7 +67,7 @@ class CorpusRpc(CorpusServiceServicer):
         tokens = tokens_of(request, "request")
         if not 1 <= len(tokens) <= self._config.max_length:
             raise InvalidArgument(f"tokens: {len(tokens)} tokens; a context has 1 to max_length={self._config.max_length}", "tokens")
-        check_vocabulary(tokens, self._corpus.namespace(name).vocab_size, "request")
+        check_vocabulary(tokens, self._corpus.vocab_size(name), "request")
         if not 0 <= request.limit <= _EXPLAIN_LIMIT:
             raise InvalidArgument(f"limit is {request.limit}; it must be in [0, {_EXPLAIN_LIMIT}]", "limit")
         config = self._config
@@ -116,7 +116,7 @@ class CorpusRpc(CorpusServiceServicer):
 
     def _import_vocabulary(self, request: pb.ImportRequest, name: str) -> int:
         if not request.vocab_size and self._corpus.has_namespace(name):
-            return self._corpus.namespace(name).vocab_size
+            return self._corpus.vocab_size(name)
         if not 1 <= request.vocab_size <= MAX_VOCAB:
             raise InvalidArgument(f"vocab_size is {request.vocab_size}; it must be in [1, {MAX_VOCAB}]", "vocab_size")
         return request.vocab_size

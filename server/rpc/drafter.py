@@ -61,7 +61,7 @@ class Drafter(DrafterServiceServicer):
             tensors = EngineTensors.open(request.tensors, self._shm_root, self._own_blocks, engine.max_rows, engine.max_length, engine.k)
         try:
             attachment = self._attachments.attach(engine, transport, tensors)
-        except DraftdError:
+        except (DraftdError, OSError):
             if tensors:
                 tensors.close()
             raise
@@ -122,7 +122,7 @@ class Drafter(DrafterServiceServicer):
             raise NotFound(f"namespace {namespace!r} does not exist; give vocab_size to create it", "namespace")
         if request.vocab_size:
             _check_vocab_size(request.vocab_size)
-        vocab_size = self._corpus.namespace(namespace).vocab_size if exists else request.vocab_size
+        vocab_size = self._corpus.vocab_size(namespace) if exists else request.vocab_size
         if request.vocab_size not in (0, vocab_size):
             raise FailedPrecondition(f"vocab_size is {request.vocab_size}; namespace {namespace!r} has {vocab_size}", "vocab_size")
         checked = []
@@ -142,8 +142,11 @@ class Drafter(DrafterServiceServicer):
             self._corpus.ensure_namespace(namespace, vocab_size)
         owner = attachment.id if attachment else ""
         results = []
-        for document, tokens in zip(documents, checked, strict=True):
-            result = self._corpus.ingest(namespace, document.document_id, document.offset, tokens, document.complete, owner)
+        for i, (document, tokens) in enumerate(zip(documents, checked, strict=True)):
+            try:
+                result = self._corpus.ingest(namespace, document.document_id, document.offset, tokens, document.complete, owner)
+            except DraftdError as error:
+                raise type(error)(f"documents[{i}]: {error}", f"documents[{i}].{error.field}") from None
             results.append(_result(document.document_id, result))
         self._count_kept(namespace, "ingest", results)
         if request.wait_visible:

@@ -4,6 +4,7 @@ A DraftdError becomes its code and message. Anything else becomes INTERNAL with 
 what happened: messages to callers never carry internal text.
 """
 
+import errno
 import functools
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,6 +18,8 @@ from draftd.drafter.errors import DraftdError
 from draftd.server.metrics import Metrics
 
 log = structlog.get_logger()
+
+_EXHAUSTED = (errno.ENOSPC, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 Context = aio.ServicerContext[Any, Any]
 
@@ -42,6 +45,9 @@ def status_of(error: Exception, method: str, metrics: Metrics) -> tuple[grpc.Sta
     """The status code and the message that a caller gets for `error`; counts it, and logs it if it is a defect of the service."""
     if isinstance(error, DraftdError):
         code, message = grpc.StatusCode[error.code], str(error)
+    elif isinstance(error, OSError) and error.errno in _EXHAUSTED:
+        log.error("out_of_resources", method=method, exc_info=error)
+        code, message = grpc.StatusCode.RESOURCE_EXHAUSTED, "the service's host has no more shared memory, memory or open files to give"
     else:
         incident = secrets.token_hex(6)
         log.error("rpc_failed", method=method, incident=incident, exc_info=error)

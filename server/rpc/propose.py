@@ -17,7 +17,7 @@ from draftd.drafter.errors import FailedPrecondition, InvalidArgument, NotFound
 from draftd.drafter.params import MAX_VOCAB, DraftParams
 from draftd.drafter.stats import EngineStats
 from draftd.proto.draftd.v1 import draftd_pb2 as pb
-from draftd.server.attachments import HANDLE, INLINE, MAPPED, Attachment, Attachments
+from draftd.server.attachments import HANDLE, INLINE, MAPPED, Attachment, Attachments, Engine
 from draftd.server.config import ServerConfig
 from draftd.server.metrics import Metrics
 from draftd.server.names import DEFAULT_NAMESPACE, check_name
@@ -62,11 +62,11 @@ class Proposer:
             if row.namespace and not known and not row.private:
                 raise NotFound(f"{name}.namespace {namespace!r} does not exist", f"{name}.namespace")
             tokens = self._whole_context(row, name)
-            vocab_size = request.vocab_size or (self._corpus.namespace(namespace).vocab_size if known else MAX_VOCAB)
-            check_vocabulary(tokens, vocab_size, name)
+            check_vocabulary(tokens, min(request.vocab_size or MAX_VOCAB, self._corpus.vocab_size(namespace) if known else MAX_VOCAB), name)
             contexts.append(RowContext(tokens, namespace, row.private or not known))
         drafts, seconds = self._draft(contexts, params)
-        self._count(self._telemetry.unattached(contexts[0].namespace), INLINE, len(contexts), seconds)
+        counted = DEFAULT_NAMESPACE if contexts[0].private else contexts[0].namespace
+        asyncio.get_running_loop().call_soon(self._count, self._telemetry.unattached(counted), INLINE, len(contexts), seconds)
         return _response(request, drafts, contexts)
 
     def _attached(self, request: pb.ProposeRequest, attachment: Attachment) -> pb.ProposeResponse:
@@ -88,7 +88,7 @@ class Proposer:
         served = attachment.rows
         if served is not None:
             served.check_room(updates)
-        contexts = [served.take(row) if served is not None and row.document_id else self._own_context(row) for row in rows]
+        contexts = [served.take(row) if served is not None and row.document_id else self._own_context(row, engine) for row in rows]
         drafts, seconds = self._draft(contexts, params)
         if attachment.tensors is not None:
             attachment.tensors.write(drafts)
@@ -110,8 +110,9 @@ class Proposer:
             limit = attachment.engine.max_length
             raise InvalidArgument(f"{name} has {len(row.tokens)} tokens; a row has 1 to max_length={limit}", f"{name}.tokens")
 
-    def _own_context(self, row: RowUpdate) -> RowContext:
-        return RowContext(row.tokens, row.namespace, row.private or not self._corpus.has_namespace(row.namespace))
+    def _own_context(self, row: RowUpdate, engine: Engine) -> RowContext:
+        fits = self._corpus.has_vocabulary(row.namespace, engine.vocab_size)
+        return RowContext(row.tokens, row.namespace, row.private or not fits)
 
     def _draft(self, contexts: list[RowContext], params: DraftParams) -> tuple[Drafts, float]:
         """Drafts, and the seconds that they took."""

@@ -124,6 +124,17 @@ class RunningService(Stubs):
                 return float(value)
         return 0.0
 
+    def hold_up(self, seconds: float) -> None:
+        """Keeps the service's event loop busy for a while."""
+        held = threading.Event()
+
+        def hold() -> None:
+            time.sleep(seconds)
+            held.set()
+
+        self._loop.call_soon_threadsafe(hold)
+        held.wait(seconds + 30)
+
     def close(self) -> None:
         """Stops the service and removes its files."""
         self.channel.close()
@@ -186,7 +197,7 @@ class Process:
         """SIGTERM; answers the exit code."""
         if self.process.poll() is None:
             self.process.terminate()
-        return self.process.wait(30)
+        return self.process.wait(60)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from draftd.drafter.layout import LAYOUT_VERSION, BlockSpec
@@ -42,8 +43,6 @@ def test_what_a_mapped_engine_writes_is_visible_to_others_and_committed_when_it_
     answer = service.attach(
         "writer", transport=pb.TRANSPORT_MAPPED, layout_version=LAYOUT_VERSION, namespace="written", max_rows=2, max_length=64
     )
-    import numpy as np
-
     rows = RowBlock.open(_spec(answer.rows))
     rows.start(0, "mapped-document", np.array([1, 2, *range(200, 220)], np.int32), 2, 0, False)
     wait_until(lambda: rows.visible_length(0) == 22)
@@ -142,5 +141,17 @@ def test_lease_that_runs_out_commits_what_was_open_and_frees_the_name() -> None:
         assert (state.documents, state.open_documents, state.attachments) == (2, 0, 1)
         assert list(running.propose([pb.Row(tokens=REFRAIN[:5])], alive).drafts[0].tokens) == REFRAIN[5:13]
         assert running.attach("lost").attachment_id != lost
+    finally:
+        running.close()
+
+
+def test_service_that_was_held_up_does_not_end_leases() -> None:
+    running = RunningService(lease_ms=400, http="off")
+    try:
+        engine = running.attach("patient").attachment_id
+        running.hold_up(1.5)
+        # Heartbeats that were sent meanwhile were not read; that is not the engine's fault.
+        assert running.drafter.Heartbeat(pb.HeartbeatRequest(attachment_id=engine)).lease_ms == 400
+        wait_until(lambda: not len(running.service.attachments))
     finally:
         running.close()

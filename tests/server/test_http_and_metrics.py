@@ -13,7 +13,7 @@ from draftd.drafter.layout import LAYOUT_VERSION
 from draftd.drafter.stats import EngineStats
 from draftd.proto.draftd.v1 import draftd_pb2 as pb
 from draftd.server.metrics import CATALOGUE, OTHER, FoldedStats, Metrics, markdown
-from tests.server.harness import REFRAIN, RunningService, error_of
+from tests.server.harness import REFRAIN, RunningService, error_of, wait_until
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -151,3 +151,16 @@ def test_metrics_answer_as_prometheus_text(service: RunningService) -> None:
         assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     assert service.metric("draftd_ready") == 1
     assert service.metric('draftd_attachments{transport="handle"}') == 0
+
+
+def test_defect_in_background_work_is_counted_and_does_not_stop_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = RunningService(lease_ms=400)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(running.service.corpus, "commit_owned", lambda owner: 1 // 0)
+            running.attach("first")
+            wait_until(lambda: running.metric("draftd_background_errors_total") >= 1)
+        running.attach("second")
+        wait_until(lambda: running.metric("draftd_lease_losses_total") >= 1)
+    finally:
+        running.close()

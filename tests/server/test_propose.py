@@ -1,13 +1,16 @@
 """Proposing: rows kept by the service, tensors, streams, isolation, and what is counted from what engines commit."""
 
+import errno
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 
+from draftd.drafter.corpus import RowContext
 from draftd.drafter.layout import LAYOUT_VERSION
 from draftd.proto.draftd.v1 import draftd_pb2 as pb
-from tests.server.harness import REFRAIN, VOCAB, RunningService, pack, wait_until
+from tests.server.harness import REFRAIN, VOCAB, RunningService, error_of, pack, wait_until
 
 
 def _detach(service: RunningService, attachment_id: str) -> int:
@@ -36,8 +39,6 @@ def test_packed_and_listed_tokens_get_the_same_draft(service: RunningService) ->
 
 
 def test_drafts_are_those_of_the_core(service: RunningService) -> None:
-    from draftd.drafter.corpus import RowContext
-
     contexts = [REFRAIN[:6], [1, 2, 3, 1, 2], [999], REFRAIN[10:12]]
     rows = [RowContext(np.array(context, np.int32), "default", False) for context in contexts]
     expected = service.service.corpus.propose(rows, service.config.draft_params())
@@ -119,8 +120,6 @@ def test_two_engines_with_the_same_document_are_told_apart(service: RunningServi
     first, second = service.attach("first").attachment_id, service.attach("second").attachment_id
     row = pb.Row(document_id="shared-id", tokens=[1, 2, 3], prompt_length=1)
     service.propose([row], first)
-    import grpc
-
     with pytest.raises(grpc.RpcError, match="opened by another attachment"):
         service.propose([row], second)
     assert service.harvest(first, "shared-id", [4], 3).total_tokens == 3
@@ -235,10 +234,45 @@ def test_stream_answers_in_order(service: RunningService) -> None:
 
 
 def test_a_mapped_attachment_keeps_its_rows_in_its_block(service: RunningService) -> None:
-    import grpc
-
     engine = service.attach("mapped-rows", transport=pb.TRANSPORT_MAPPED, layout_version=LAYOUT_VERSION).attachment_id
     with pytest.raises(grpc.RpcError, match="keeps its rows in its row block"):
         service.propose([pb.Row(document_id="d", tokens=[1])], engine)
     assert list(service.propose([pb.Row(tokens=REFRAIN[:6])], engine).drafts[0].tokens) == REFRAIN[6:14]
     _detach(service, engine)
+
+
+def test_namespace_made_anew_with_another_vocabulary_is_not_searched_with_old_tokens(service: RunningService) -> None:
+    inline = service.attach("vocabulary-inline", namespace="renamed").attachment_id
+    mapped = service.attach(
+        "vocabulary-mapped", namespace="renamed", transport=pb.TRANSPORT_MAPPED, layout_version=LAYOUT_VERSION
+    ).attachment_id
+    service.corpus.DropNamespace(pb.DropNamespaceRequest(namespace="renamed", force=True))
+    service.ingest("small", [1, 2, 3, 4, 5] * 4, namespace="renamed", vocab_size=6, complete=True, wait_visible=True)
+    for row in (pb.Row(tokens=[9, 1, 2]), pb.Row(document_id="old", tokens=[999, 1, 2], prompt_length=1)):
+        assert not service.propose([row], inline).drafts[0].tokens
+    assert not service.drafter.Heartbeat(pb.HeartbeatRequest(attachment_id=mapped)).indexes
+    assert service.propose([pb.Row(tokens=[4, 1, 2], namespace="renamed")]).drafts[0].tokens
+    request = pb.ProposeRequest(rows=[pb.Row(tokens=[6], namespace="renamed")], vocab_size=VOCAB)
+    with pytest.raises(grpc.RpcError, match="must be in \\[0, 6\\)"):
+        service.drafter.Propose(request)
+    _detach(service, inline)
+    _detach(service, mapped)
+
+
+def test_waiting_too_long_for_visibility_keeps_what_was_sent(service: RunningService, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(service.service.corpus, "wait_visible", lambda ticket, timeout_s: False)
+        code, message = error_of(lambda: service.ingest("waited", [1, 2], namespace="waiting", vocab_size=VOCAB, wait_visible=True))
+    assert (code, "what was sent is kept" in message) == ("DEADLINE_EXCEEDED", True)
+    assert service.ingest("waited", [1, 2], namespace="waiting").total_tokens == 2
+
+
+def test_host_without_memory_is_told_apart_from_a_defect(service: RunningService, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "secret path")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(service.service.corpus, "attach_rows", full)
+        code, message = error_of(lambda: service.attach("no-room", transport=pb.TRANSPORT_MAPPED, layout_version=LAYOUT_VERSION))
+    assert (code, "secret" in message) == ("RESOURCE_EXHAUSTED", False)
+    _detach(service, service.attach("no-room").attachment_id)

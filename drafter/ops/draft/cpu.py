@@ -131,7 +131,7 @@ def _local_chain(
 
 
 @kernel
-def _latest(main: Any, recent: Any, live: Any, lows: Any, highs: Any, ring_start: int, ring: int) -> int:
+def _latest(main: Any, recent: Any, live: Any, lows: Any, highs: Any, ring_start: int, ring: int) -> Any:
     """How recent the most recent occurrence in three intervals is; comparable over intervals of one index."""
     latest = np.int64(-1)
     if lows[2] < highs[2]:
@@ -152,7 +152,7 @@ def _latest(main: Any, recent: Any, live: Any, lows: Any, highs: Any, ring_start
 def best_child(
     text: Any, main: Any, recent: Any, live_text: Any, live: Any, ring_start: int, ring: int,
     lows: Any, highs: Any, offset: int, min_share: Any, scratch: Any,
-) -> tuple[int, int]:  # fmt: skip
+) -> tuple[Any, Any]:  # fmt: skip
     """The most frequent continuation of a locus, if its share of all occurrences is at least `min_share`.
 
     A next token with that share has it in some segment too, where its run (continuations are sorted) is long enough that evenly spaced
@@ -272,7 +272,7 @@ def _locate(
 ) -> int:  # fmt: skip
     """Finds the locus of row[n - length : n] in each segment, unless sizes[length] >= 0 says that it was found before.
 
-    limits[s] is a length from which on segment s has none. Answers the size of the locus.
+    limits[2] is a length from which on `live` has none. Answers the size of the locus.
     """
     if sizes[length] >= 0:
         return sizes[length]
@@ -287,12 +287,16 @@ def _locate(
             continue
         if segment == 0:
             bucket = row[start] >> shift
-            a, b = locus(text, main, buckets[bucket], min(buckets[bucket + 1], main_length), row, start, length)
+            if bucket < 0 or bucket + 1 >= len(buckets):
+                a, b = 0, 0  # No token of this vocabulary.
+            else:
+                a, b = locus(text, main, buckets[bucket], min(buckets[bucket + 1], main_length), row, start, length)
         elif segment == 1:
             a, b = locus(text, recent, 0, recent_length, row, start, length)
         else:
             a, b = locus(live_text, live, 0, live_length, row, start, length)
-        if a == b:
+        if a == b and segment == 2:
+            # Only here: where a document goes on in another segment, its shorter suffixes may be there and its longer ones here.
             limits[segment] = length
         lows[segment] = a
         highs[segment] = b

@@ -1,0 +1,1 @@
+"""Complete engines to copy from."""

@@ -1,0 +1,67 @@
+"""The benchmarks' own parts: the workload is what it says and the same every time, tables and JSON agree, and the peer is optional."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench import __main__ as runner
+from bench import peers
+from bench.machine import report
+from bench.rpc import padded_check
+from bench.workload import VOCABULARY, make
+
+BENCH = Path(__file__).parents[2] / "bench"
+
+
+def test_every_benchmark_is_run_by_name() -> None:
+    parts = {"__main__", "__init__", "machine", "workload", "service"}
+    assert {path.stem for path in BENCH.glob("*.py")} - parts == set(runner.NAMES)
+    assert all(callable(importlib.import_module(f"bench.{name}").main) for name in runner.NAMES)
+
+
+def test_workload_is_large_enough_and_repeats() -> None:
+    one, other = make(300_000, 20, max_context=100), make(300_000, 20, max_context=100)
+    assert one.tokens >= 300_000
+    assert len(one.contexts) == 20
+    assert all(0 < len(c) <= 100 for c in one.contexts)
+    assert all(int(d.min()) >= 0 and int(d.max()) < VOCABULARY for d in one.documents)
+    for name in ("documents", "contexts"):
+        assert all(np.array_equal(a, b) for a, b in zip(getattr(one, name), getattr(other, name), strict=True))
+
+
+def test_copies_are_alike_but_not_equal() -> None:
+    documents = make(300_000, 1).documents
+    originals = next(i for i in range(1, len(documents)) if len(documents[i]) == len(documents[0]) and _alike(documents, i))
+    share = np.mean([np.mean(documents[i] == documents[originals + i]) for i in range(100)])
+    assert 0.8 < share < 1.0
+
+
+def _alike(documents: list[np.ndarray], i: int) -> bool:
+    return float(np.mean(documents[0] == documents[i])) > 0.5 and len(documents[1]) == len(documents[i + 1])
+
+
+@pytest.mark.parametrize("size", [10, 100, 1032, 5000, 100_000])
+def test_empty_call_has_the_size_asked_for(size: int) -> None:
+    assert len(padded_check(size)) == size
+
+
+def test_table_and_json_hold_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report("Title", ("name", "value"), [("a", 1.5), ("b", None)], tmp_path / "out.json", ["a note"])
+    printed = capsys.readouterr().out
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert written["rows"] == [{"name": "a", "value": 1.5}, {"name": "b", "value": None}]
+    assert written["machine"]["cores"] >= 1
+    assert written["machine"]["cpu"] in printed
+    assert "1.500" in printed
+    assert "a note" in printed
+
+
+def test_peer_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ARCTIC_PYTHON", raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert peers.arctic("replay", "trace") is None
