@@ -24,8 +24,8 @@ from draftd.server.replay.service import PrivateService
 LIMIT = 24.0
 DEPTH = 64
 _SETTLE_S = 5.0
-_SMALL = 65_536
-"""Tokens with which the service is warmed before its own memory is first read."""
+_SMALL = 262_144
+"""Tokens with which the service is warmed, a merge into `main` included, before its own memory is first read."""
 
 
 def private_bytes(pid: int) -> int:

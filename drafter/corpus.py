@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 import time
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Condition, Event, Lock, Thread
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,9 @@ from draftd.drafter.stats import EngineStats
 
 _NAME = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
 _SERVICE = "service"
+_T = TypeVar("_T")
 _MAX_LAGS = 100_000
+"""Lags that are remembered until somebody asks."""
 _EXPLAIN_TRIES = 5
 
 
@@ -153,7 +156,7 @@ class Corpus:
         self._cycle = Condition()
         self._cycles_started = 0
         self._cycles_done = 0
-        self._lags: list[float] = []
+        self._lags: deque[float] = deque(maxlen=_MAX_LAGS)
         self._created = 0
         self.refresh_errors = 0
 
@@ -218,8 +221,7 @@ class Corpus:
                 # The old version stays in force; counted, and tried again at the next refresh.
                 self.refresh_errors += 1
             now = time.perf_counter()
-            if len(self._lags) < _MAX_LAGS:
-                self._lags.extend(now - t for t in arrivals)
+            self._lags.extend(now - t for t in arrivals)
         for block, seen in polled:
             block.mark_visible(seen)
         with self._cycle:
@@ -580,8 +582,7 @@ class Corpus:
         with self._lock:
             namespaces = list(self._namespaces.values())
         for namespace in namespaces:
-            stats, namespace.segments.stats = namespace.segments.stats, []
-            out += stats
+            out += _drain(namespace.segments.stats)
         return out
 
     def visibility_lags(self) -> list[float]:
@@ -589,8 +590,7 @@ class Corpus:
 
         What came through a row block counts as arrived when the poll before the one that found it had ended: an upper bound.
         """
-        lags, self._lags = self._lags, []
-        return lags
+        return _drain(self._lags)
 
     @property
     def readers_passed_over(self) -> int:
@@ -613,6 +613,10 @@ def check_tokens(tokens: NDArray[np.int32], vocab_size: int, field: str = "token
     if int(tokens.view(np.uint32).max()) >= vocab_size:
         bad = int(np.flatnonzero(tokens.view(np.uint32) >= vocab_size)[0])
         raise InvalidArgument(f"{field}[{bad}] is {int(tokens[bad])}; it must be in [0, {vocab_size})", f"{field}[{bad}]")
+
+
+def _drain(items: deque[_T]) -> list[_T]:
+    return [items.popleft() for _ in range(len(items))]
 
 
 def _addresses(tokens: list[NDArray[np.int32]]) -> NDArray[np.int64]:

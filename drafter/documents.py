@@ -48,7 +48,7 @@ class Document:
     released: int = 0
     gone: int = 0
     committed: bool = False
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: tuple[Piece, ...] = ()
 
     def append(self, tokens: NDArray[np.int32]) -> None:
         """Adds tokens at the end."""
@@ -191,7 +191,7 @@ class Documents:
         """Notes that the ring holds `size` elements of text (separator included) of the document from `offset` on."""
         piece = Piece(document, offset, start, size, indexed)
         self.pieces.append(piece)
-        document.pieces.append(piece)
+        document.pieces += (piece,)
         return piece
 
     def place(self, piece: Piece) -> None:
@@ -206,7 +206,7 @@ class Documents:
     def evict(self, piece: Piece) -> None:
         """Notes that the oldest piece has left the index."""
         document = piece.document
-        del document.pieces[0]
+        document.pieces = document.pieces[1:]
         document.gone += piece.indexed
         self.indexed_tokens -= piece.indexed
         self.evicted_tokens += piece.indexed

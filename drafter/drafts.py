@@ -47,6 +47,19 @@ class Drafts:
             version=np.zeros(n, np.int64),
         )
 
+    @staticmethod
+    def unset(n: int, k: int) -> Drafts:
+        """Drafts of n rows for a kernel to fill: all but `version` hold anything."""
+        return Drafts(
+            tokens=np.empty((n, k), np.int32),
+            probabilities=np.empty((n, k), np.float32),
+            counts=np.empty(n, np.int32),
+            source=np.empty(n, np.int32),
+            match_length=np.empty(n, np.int32),
+            occurrences=np.empty(n, np.int32),
+            version=np.zeros(n, np.int64),
+        )
+
     def row(self, i: int) -> list[int]:
         """The tokens drafted for row i."""
         return [int(t) for t in self.tokens[i, : self.counts[i]]]

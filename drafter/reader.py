@@ -89,7 +89,7 @@ class MappedIndex:
             TornRead: Every version read was overwritten meanwhile.
         """
         n = len(addresses)
-        drafts = Drafts.empty(n, params.k)
+        drafts = Drafts.unset(n, params.k)
         version = draft_versioned(
             control, pins, self.header, *self.arrays, self.ring,
             addresses, lengths, np.full(n, params.use_corpus), params.use_local,

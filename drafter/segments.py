@@ -7,6 +7,7 @@ is in exactly one segment. One thread calls `refresh`; a merge into `main` runs 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
@@ -23,6 +24,8 @@ from draftd.drafter.ops.merge.cpu import fill_buckets, merge
 from draftd.drafter.ops.sort.cpu import sort_suffixes
 
 SEPARATOR = -1
+_MAX_STATS = 10_000
+"""Refreshes that are remembered until somebody asks."""
 _SEPARATOR_TEXT: NDArray[np.int32] = np.array([SEPARATOR], np.int32)
 PLACE_OPEN_TOKENS = 512
 """An open document enters the ring in pieces of at least this many tokens: each costs `depth` tokens of overlap."""
@@ -94,7 +97,7 @@ class Segments:
         self.name = name
         self.index = index
         self.documents = documents
-        self.stats: list[RefreshStat] = []
+        self.stats: deque[RefreshStat] = deque(maxlen=_MAX_STATS)
         self.live_overflows = 0
         self.live_spans: dict[int, list[Span]] = {}
         self._lock = lock

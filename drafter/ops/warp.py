@@ -49,9 +49,7 @@ def lanes_with_same(values: tensor) -> tensor:
         lane = tl.arange(0, LANES)
         return tl.sum(tl.where(values[:, None] == values[None, :], (1 << lane)[None, :], 0), axis=1)
     else:
-        return tl.inline_asm_elementwise(
-            "match.any.sync.b32 $0, $1, 0xffffffff;", "=r,r", [values], dtype=tl.int32, is_pure=False, pack=1
-        )
+        return tl.inline_asm_elementwise("match.any.sync.b32 $0, $1, 0xffffffff;", "=r,r", [values], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit

@@ -120,9 +120,7 @@ def test_a_lost_attachment_goes_on_in_a_further_document(attach: Attach, service
     assert drafter.stats.lost_tokens[0] == 0
 
 
-def test_an_engine_name_is_free_once_its_engine_has_detached(
-    service: PrivateService, namespace: str, eventually: Eventually
-) -> None:
+def test_an_engine_name_is_free_once_its_engine_has_detached(service: PrivateService, namespace: str, eventually: Eventually) -> None:
     def engine() -> Drafter:
         return Drafter(
             service.endpoint, engine="same-name", vocab_size=1000, max_rows=1, max_length=10, namespace=namespace, transport="inline"

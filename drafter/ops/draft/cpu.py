@@ -13,7 +13,7 @@ from numba import carray
 
 from draftd.drafter.ops.intrinsics import int32_pointer
 from draftd.drafter.ops.kernel import kernel
-from draftd.drafter.ops.local.cpu import matches
+from draftd.drafter.ops.local.cpu import FEW_HITS, count_followers, known_chain, local_chain, matches
 from draftd.drafter.ops.search.cpu import child, locus, run_end, run_start
 
 _SEGMENTS = 3
@@ -42,92 +42,6 @@ def draft_limits(k: int, max_depth: int, spec_factor: float, spec_offset: float,
                 order[count] = length
                 count += 1
     return count
-
-
-@kernel
-def _local_chain(
-    row: Any, n: int, ends: Any, size: int, cap: int, min_prob: Any, current: Any, table: Any, tokens: Any, probs: Any
-) -> tuple[int, Any]:
-    """Follows the most frequent continuation of the occurrences ends[:size]; the row's tail counts as one more that has none."""
-    prob = np.float32(1.0)
-    score = np.float32(0.0)
-    total = size + 1
-    drafted = 0
-    for i in range(size):
-        current[i] = ends[i]
-    while drafted < cap and size > 0:
-        if size == 1:
-            # One continuation is left: its shares are 1 from the second token on.
-            prob = prob * (np.float32(1) / np.float32(total))
-            at = current[0] + 1
-            while drafted < cap and at < n and prob >= min_prob:
-                tokens[drafted] = row[at]
-                probs[drafted] = prob
-                score += prob
-                drafted += 1
-                at += 1
-            break
-        best, best_count, best_end = -1, 0, -1
-        if size <= 24:
-            for i in range(size):
-                at = current[i] + 1
-                if at >= n:
-                    continue
-                token = row[at]
-                count = 0
-                latest = -1
-                for q in range(size):
-                    other = current[q] + 1
-                    if other < n and row[other] == token:
-                        count += 1
-                        latest = max(latest, current[q])
-                if count > best_count or (count == best_count and latest > best_end):
-                    best, best_count, best_end = token, count, latest
-        else:
-            slots = 64
-            while slots < 2 * size:
-                slots *= 2
-            for i in range(slots):
-                table[i, 0] = -1
-            for i in range(size):
-                at = current[i] + 1
-                if at >= n:
-                    continue
-                token = row[at]
-                slot = (token * np.int64(2654435761)) & (slots - 1)
-                while table[slot, 0] != -1 and table[slot, 0] != token:
-                    slot = (slot + 1) & (slots - 1)
-                if table[slot, 0] == -1:
-                    table[slot, 0] = token
-                    table[slot, 1] = 0
-                    table[slot, 2] = -1
-                table[slot, 1] += 1
-                table[slot, 2] = max(table[slot, 2], current[i])
-                count = table[slot, 1]
-                if count > best_count or (count == best_count and table[slot, 2] > best_end):
-                    best, best_count = token, count
-                    best_end = table[slot, 2]
-            for i in range(slots):
-                if table[i, 0] != -1 and table[i, 1] == best_count and table[i, 2] > best_end:
-                    best, best_end = table[i, 0], table[i, 2]
-        if best_count == 0:
-            break
-        prob = prob * (np.float32(best_count) / np.float32(total))
-        if prob < min_prob:
-            break
-        tokens[drafted] = best
-        probs[drafted] = prob
-        score += prob
-        drafted += 1
-        kept = 0
-        for i in range(size):
-            at = current[i] + 1
-            if at < n and row[at] == best:
-                current[kept] = at
-                kept += 1
-        size = kept
-        total = kept
-    return drafted, score
 
 
 @kernel
@@ -336,9 +250,11 @@ def draft_rows(
     table_size = 64
     while table_size < 2 * (longest_row + 1):
         table_size *= 2
-    table = np.empty((1 if longest_row < 24 else table_size, 3), np.int64)
+    table = np.empty((1 if longest_row < FEW_HITS else table_size, 3), np.int64)
     tokens = np.empty(k, np.int32)
     probs = np.empty(k, np.float32)
+    known_tokens = np.empty(k, np.int32)
+    followers = np.empty((max_depth + 1, k + 2), np.int64)
     scratch = np.zeros((4, 3), np.int64)
     sizes = np.empty(max_depth, np.int64)
     lows = np.zeros((max_depth, 3), np.int64)
@@ -371,6 +287,7 @@ def draft_rows(
                 for i in range(found):
                     at_least[lengths[i]] += 1
             seen_size, seen_cap = np.int64(-1), -1
+            known = 0
             for o in range(lengths_to_try):
                 length = order[o]
                 cap = caps[length]
@@ -381,7 +298,16 @@ def draft_rows(
                 size = at_least[length]
                 if size == seen_size and cap <= seen_cap and length < best_length:
                     continue
-                drafted, score = _local_chain(row, n, sorted_ends, size, cap, min_prob, current, table, tokens, probs)
+                drafted, score = -1, np.float32(0.0)
+                if known > 0:
+                    drafted, score = known_chain(followers, length, cap, min_prob, known, probs)
+                    tokens[: max(drafted, 0)] = known_tokens[: max(drafted, 0)]
+                if drafted < 0:
+                    drafted, score = local_chain(row, n, sorted_ends, size, cap, min_prob, current, table, tokens, probs)
+                    if size > FEW_HITS and drafted > 0:
+                        known = drafted
+                        known_tokens[:drafted] = tokens[:drafted]
+                        count_followers(row, n, ends, lengths, found, known_tokens, known, longest, followers)
                 seen_size, seen_cap = size, cap
                 if drafted > 0 and (score > best_score or (score == best_score and length > best_length)):
                     best_score = score
@@ -403,12 +329,13 @@ def draft_rows(
         lowest, highest = 0, longest
         limits[:] = longest + 1
         sizes[:] = -1
+        last, same_from = 0, 0
         for o in range(lengths_to_try):
             length = order[o]
             cap = caps[length]
             if cap <= floor or cap < best_score or (cap == best_score and length < best_length):
                 break
-            if length > highest:
+            if length > highest or same_from <= length < last:
                 continue
             size = _locate(
                 text, main, main_length, buckets, shift, recent, recent_length, live_text, live, live_length,
@@ -429,6 +356,21 @@ def draft_rows(
                         highest = middle - 1
                 continue
             lowest = max(lowest, length)
+            if length < last and size == sizes[last]:
+                # It occurs where the longer suffix does and nowhere else: no better draft. How far down is that so?
+                same_from, other = length, 0
+                while same_from - other > 1:
+                    middle = (same_from + other) >> 1
+                    size = _locate(
+                        text, main, main_length, buckets, shift, recent, recent_length, live_text, live, live_length,
+                        row, n, middle, limits, sizes, lows, highs,
+                    )  # fmt: skip
+                    if size == sizes[last]:
+                        same_from = middle
+                    else:
+                        other = middle
+                continue
+            last, same_from = length, length
             drafted, score = _corpus_chain(
                 text, main, recent, live_text, live, ring_start, ring,
                 lows[length], highs[length], length, cap, min_prob, scratch, tokens, probs,
