@@ -38,7 +38,8 @@ class Drafter:
 
     The engine gives each request one of its rows, in [0, max_rows). Every step it calls `propose` for its rows, verifies the drafts, and
     calls `append` with what it committed; `finish` ends a request. A wrong call (a row that does not exist, a token outside the
-    vocabulary) raises when `strict`; else it is counted as `refused`, and its row gets no drafts until the next `start`.
+    vocabulary) raises when `strict`; else it is counted as `refused`. After a wrong `start` or `append` the row gets no drafts until
+    the next `start`, since the engine holds other tokens than the drafter.
 
     Args:
         endpoint: gRPC target of the service, such as `unix:/run/draftd.sock`; None takes DRAFTD_ENDPOINT or the default socket.

@@ -214,17 +214,17 @@ class ServedRows:
         tokens: NDArray[np.int32],
         discard: bool,
         name: str,
-        commit_elsewhere: Callable[[str], IngestResult | None],
+        end_elsewhere: Callable[[str], IngestResult | None],
     ) -> IngestResult:
         """Ends a row with its last tokens, which have been checked, and commits or discards its document.
 
-        Harvesting a row again answers what was kept the first time, with no token kept anew. `commit_elsewhere` finds and commits a
+        Harvesting a row again answers what was kept the first time, with no token kept anew. `end_elsewhere` finds and ends a
         document that has no row, and answers None if there is none.
         """
         self.keep_up()
         row = self._rows.get(document_id)
         if row is None:
-            done = self._finished.get(document_id) or commit_elsewhere(document_id)
+            done = self._finished.get(document_id) or end_elsewhere(document_id)
             if done is None:
                 raise NotFound(f"{name}.document_id: the attachment has no row {document_id!r}", f"{name}.document_id")
             return IngestResult(0, done.total_tokens, done.committed)

@@ -4,6 +4,7 @@ Each method converts, validates, calls the table, the rows or the core, and conv
 """
 
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 from draftd.drafter.corpus import Corpus
@@ -179,7 +180,7 @@ class Drafter(DrafterServiceServicer):
         results = []
         for row, offset, tokens, name in checked:
             result = attachment.rows.harvest(
-                row.document_id, offset, tokens, row.discard, name, lambda document_id: self._commit_any(attachment, document_id)
+                row.document_id, offset, tokens, row.discard, name, partial(self._end_any, attachment, row.discard)
             )
             results.append(_result(row.document_id, result))
         self._count_kept(attachment.namespace, "harvest", results)
@@ -187,11 +188,12 @@ class Drafter(DrafterServiceServicer):
             await self._visibility.wait(context)
         return pb.HarvestResponse(results=results)
 
-    def _commit_any(self, attachment: Attachment, document_id: str) -> IngestResult | None:
-        """Commits a document that the attachment opened by Ingest; None if no namespace of the attachment has it."""
+    def _end_any(self, attachment: Attachment, discard: bool, document_id: str) -> IngestResult | None:
+        """Commits or discards a document that the attachment opened by Ingest; None if no namespace of the attachment has it."""
+        end = self._corpus.discard if discard else self._corpus.commit
         for namespace in attachment.namespaces:
             try:
-                return self._corpus.commit(namespace, document_id, attachment.id)
+                return end(namespace, document_id, attachment.id)
             except NotFound:
                 continue
         return None

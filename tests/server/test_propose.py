@@ -83,6 +83,14 @@ def test_discarded_row_is_not_kept(service: RunningService) -> None:
     _detach(service, engine)
 
 
+def test_discard_of_a_document_that_came_by_ingest_does_not_commit_it(service: RunningService) -> None:
+    engine = service.attach("discarding-ingested", namespace="discarded-ingested").attachment_id
+    service.ingest("i", [5, 6, 7], engine)
+    assert not service.harvest(engine, "i", [], 3, discard=True).committed
+    assert (service.namespace("discarded-ingested").documents, service.namespace("discarded-ingested").open_documents) == (0, 0)
+    _detach(service, engine)
+
+
 def test_private_row_drafts_from_itself_and_is_not_kept(service: RunningService) -> None:
     engine = service.attach("private", namespace="secrets").attachment_id
     row = pb.Row(document_id="s", tokens=[1, *range(400, 420)], prompt_length=1, private=True)
