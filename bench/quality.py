@@ -1,7 +1,7 @@
 """How good are the drafts? tokens/step and drafted/step of `draftd replay --visibility step` beside arctic-inference on the same traces.
 
 One engine, 16 sessions at a time, k = 16, depth 24. With the peer at hand, exits 1 where draftd has fewer tokens/step than 99 % of the
-peer's, or drafts more.
+peer's, or drafts more, counted to two decimals.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> int:
             if peer is None:
                 rows.append((name, factor, tokens, drafted, None, None, None))
                 continue
-            reached = tokens >= SHARE * peer["tokens_per_step"] and drafted <= peer["drafted_per_step"]
+            reached = tokens >= SHARE * peer["tokens_per_step"] and round(drafted, 2) <= round(peer["drafted_per_step"], 2)
             if not reached:
                 missed.append(f"{name} at factor {factor:g}")
             rows.append((name, factor, tokens, drafted, peer["tokens_per_step"], peer["drafted_per_step"], "yes" if reached else "NO"))

@@ -268,19 +268,25 @@ class Drafter:
         if given.ndim != 1 or (len(given) and given.dtype.kind not in "iu"):
             raise InvalidArgument("rows must be a list of integers", "rows")
         n, k = len(given), self._config.k
-        drafts = Drafts.empty(n, k)
         shared, local, wrong = self._sort(given.tolist())
         wanted = self._params(transport, params)
         rows64 = given.astype(np.int64)
         self._pending.settle(rows64[shared + local])
-        if local and self._connection.session.prepared:
+        drafts = Drafts.empty(n, k) if len(shared) < n else None
+        if local and drafts and self._connection.session.prepared:
             lengths = self._table.lengths.astype(np.int64)
             _fill(drafts, local, propose_local(self._table.tokens, lengths, rows64[local].astype(np.int32), wanted))
         try:
             if shared:
-                _fill(drafts, shared, self._connection.propose(rows64[shared], wanted))
+                part = self._connection.propose(rows64[shared], wanted)
+                if drafts is None and part.tokens.shape[1] == k:
+                    drafts = part
+                else:
+                    drafts = drafts or Drafts.empty(n, k)
+                    _fill(drafts, shared, part)
         except FailOpen as error:
             self._failed(error.reason, str(error))
+        drafts = drafts or Drafts.empty(n, k)
         if wrong:
             self._failed("refused", f"rows has {wrong[0]}, which is no row with a request, or is there twice")
         good = shared + local

@@ -24,7 +24,10 @@ _RESERVE_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What is in force: for each double segment which copy and how many suffixes; where the oldest text starts."""
+    """What is in force: for each double segment which copy and how many suffixes; where the oldest text starts.
+
+    `evicted` counts the ring's elements that were ever evicted: when a whole ring of them goes, ring_start stays where it is.
+    """
 
     number: int = 0
     main_buffer: int = 0
@@ -34,6 +37,7 @@ class Version:
     live_buffer: int = 0
     live_length: int = 0
     ring_start: int = 0
+    evicted: int = 0
 
 
 def bucket_shift(vocab_size: int, quota_tokens: int) -> int:
@@ -110,7 +114,7 @@ class Index:
             before = getattr(old, f"{segment}_buffer")
             if before != getattr(version, f"{segment}_buffer"):
                 self._retired[segment, before] = (old.number, epoch)
-        if old.ring_start != version.ring_start:
+        if old.evicted != version.evicted:
             self._retired["text", 0] = (old.number, epoch)
         self.current = version
         return version

@@ -377,6 +377,7 @@ class Segments:
             recent_buffer=buffer,
             recent_length=recent_length,
             ring_start=ring_start,
+            evicted=version.evicted + job.evict_size,
         )
         self._used -= job.evict_size
         self._merging = set()

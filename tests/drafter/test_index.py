@@ -52,6 +52,13 @@ def test_published_version_is_in_its_descriptor(index: Index) -> None:
         assert words[layout.DESC_RING_START] == 3 * length
 
 
+def test_text_of_a_whole_evicted_ring_is_reclaimed_though_its_start_stays(index: Index) -> None:
+    before = index.current.number
+    index.publish(replace(index.current, evicted=index.ring))
+    index.reclaim("text", 0)
+    assert not index.is_whole(before)
+
+
 def test_reclaiming_a_copy_ends_the_versions_that_had_it(index: Index) -> None:
     first = index.current.number
     index.reclaim("main", 1)
@@ -65,7 +72,7 @@ def test_reclaiming_a_copy_ends_the_versions_that_had_it(index: Index) -> None:
 
 def test_moving_the_rings_start_retires_the_text_before_it(index: Index) -> None:
     first = index.current.number
-    index.publish(replace(index.current, ring_start=10))
+    index.publish(replace(index.current, ring_start=10, evicted=10))
     index.reclaim("text", 0)
     assert not index.is_whole(first)
     assert index.is_whole(first + 1)

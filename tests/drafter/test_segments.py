@@ -259,6 +259,7 @@ def test_merges_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
                 bench.check()
                 bench.assert_drafts([[1, 2, 3], [5, 6]], DraftParams(max_depth=8))
         while not bench.segments.settled:
+            bench.segments.wait_merged()
             bench.refresh()
         bench.check()
     bench.close()
