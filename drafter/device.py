@@ -1,0 +1,179 @@
+"""Drafting on a GPU: an index in device memory, and `propose` over an engine's own token buffer in two launches.
+
+Everything is allocated once and nothing waits for the host, so that `propose` can be captured in a CUDA graph, also an engine's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+
+from draftd.drafter.device_layout import LOCUS_LENGTHS, MAX_ROW_TOKENS, SEGMENTS
+from draftd.drafter.drafts import Drafts
+from draftd.drafter.ops.draft.gpu import draft_chains
+from draftd.drafter.ops.search.gpu import match_rows
+from draftd.drafter.params import DraftParams
+
+_PROGRAMS_MAX = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a batch is spread over programs; every choice gives the same drafts.
+
+    Attributes:
+        lengths: Suffix lengths that one program searches; probes: places that each search probes at once.
+        group_programs: Groups of suffix lengths that are searched at once; 0: all.
+        parts: Programs that match one row locally, each in blocks of `block` tokens.
+        programs: Programs that share a row's chains, from 2 to 32. chain_registers: most registers that each takes a thread.
+    """
+
+    lengths: int = 8
+    probes: int = 16
+    group_programs: int = 0
+    parts: int = 4
+    block: int = 1024
+    programs: int = 8
+    chain_registers: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.programs <= _PROGRAMS_MAX:
+            raise ValueError(f"programs is {self.programs}; it must be in [2, {_PROGRAMS_MAX}]")
+
+    @staticmethod
+    def of(batch: int, max_row_tokens: int) -> Launch:
+        """The choice for a batch size and the longest row that the buffer can hold, from measurements on an H200."""
+        parts = min(64, max(1, max_row_tokens // 1024))
+        if batch <= 64:
+            return Launch(lengths=1, probes=16, parts=parts, programs=16, chain_registers=255)
+        if batch <= 192:
+            return Launch(lengths=4, probes=4, parts=min(parts, 32), programs=8, chain_registers=255)
+        return Launch(lengths=8, probes=4, parts=min(parts, 16), programs=16)
+
+
+@dataclass(slots=True)
+class DeviceDrafts:
+    """What `propose` fills, on the device: see draftd.drafter.drafts.Drafts. tokens int32 [n, k]; probabilities float32 [n, k];
+    version int64 [n]; the others int32 [n]."""
+
+    tokens: torch.Tensor
+    probabilities: torch.Tensor
+    counts: torch.Tensor
+    source: torch.Tensor
+    match_length: torch.Tensor
+    occurrences: torch.Tensor
+    version: torch.Tensor
+
+    @staticmethod
+    def empty(n: int, k: int, device: torch.device | str) -> DeviceDrafts:
+        """Drafts for n rows of at most k tokens, none drafted."""
+        counts, source, match_length, occurrences = (torch.zeros(n, dtype=torch.int32, device=device) for _ in range(4))
+        return DeviceDrafts(
+            torch.full((n, k), -1, dtype=torch.int32, device=device),
+            torch.zeros((n, k), dtype=torch.float32, device=device),
+            counts,
+            source,
+            match_length,
+            occurrences,
+            torch.zeros(n, dtype=torch.int64, device=device),
+        )
+
+    def numpy(self) -> Drafts:
+        """A copy on the host. Waits for the device."""
+        columns = (self.tokens, self.probabilities, self.counts, self.source, self.match_length, self.occurrences, self.version)
+        return Drafts(*(c.cpu().numpy() for c in columns))
+
+
+def draft_caps(params: DraftParams) -> torch.Tensor:
+    """int32 [64]; the most tokens that a match of each length may give, on the host."""
+    lengths = np.arange(64)
+    allowed = lengths.astype(np.float32) * np.float32(params.spec_factor) + np.float32(params.spec_offset)
+    caps = np.minimum((allowed.astype(np.float64) + 1e-6).astype(np.int64), np.minimum(params.k, params.max_depth - lengths))
+    caps[0] = 0
+    return torch.from_numpy(np.maximum(caps, 0).astype(np.int32))
+
+
+class DeviceDrafter:
+    """Drafts for batches of at most `max_batch` rows of one token buffer. One stream at a time may use it.
+
+    Args:
+        arena: int32 [a]; headers: int64 [namespaces, DEVICE_HEADER_WORDS]; see draftd.drafter.device_layout.
+        max_batch: Most rows of a batch.
+        max_row_tokens: Most tokens of a row: the buffer's second dimension.
+        params: How to draft.
+        launch: How to spread the work; chosen by batch size if None.
+    """
+
+    def __init__(
+        self, arena: torch.Tensor, headers: torch.Tensor, *, max_batch: int, max_row_tokens: int, params: DraftParams,
+        launch: Launch | None = None,
+    ) -> None:  # fmt: skip
+        if not 1 <= max_row_tokens < MAX_ROW_TOKENS:
+            raise ValueError(f"max_row_tokens is {max_row_tokens}; it must be in [1, {MAX_ROW_TOKENS})")
+        self.arena, self.headers, self.params = arena, headers, params
+        self.max_batch, self.max_row_tokens, self._launch = max_batch, max_row_tokens, launch
+        device = arena.device
+        self._k = max(2, triton.next_power_of_2(params.k))
+        self._caps = draft_caps(params).to(device)
+        self._min_prob = float(np.float32(params.min_token_prob))
+
+        def ints(*shape: int) -> torch.Tensor:
+            return torch.zeros(shape, dtype=torch.int32, device=device)
+
+        self._loci = ints(max_batch, SEGMENTS, LOCUS_LENGTHS, 2)
+        self._hits = ints(max_batch, max_row_tokens)
+        self._hit_counts = ints(max_batch)
+        self._histograms = ints(max_batch, 64)
+        self._finished = ints(max_batch)
+        self._snapshot = torch.zeros(max_batch, dtype=torch.int64, device=device)
+        self._best_keys = torch.zeros(max_batch, dtype=torch.int64, device=device)
+        self._lengths = max(16, triton.next_power_of_2(params.max_depth))
+        chains = max_batch * 2 * self._lengths
+        self._chain_tokens = ints(chains * self._k)
+        self._chain_probs = torch.zeros(chains * self._k, dtype=torch.float32, device=device)
+        self._chain_words = ints(chains * 2)
+        self._scratch = ints(max_batch * _PROGRAMS_MAX * 32)
+
+    def propose(self, tokens: torch.Tensor, lengths: torch.Tensor, rows: torch.Tensor, namespaces: torch.Tensor, out: DeviceDrafts) -> None:
+        """Drafts for rows of the engine's buffer, on the current stream.
+
+        Args:
+            tokens: int32 [rows, max_row_tokens], second dimension contiguous; lengths: int32 or int64 [rows].
+            rows: int32 or int64 [batch]; row of the buffer of each row of the batch.
+            namespaces: int32 [rows]; index of the header, -1 to draft from the row's own tokens only.
+            out: Drafts for the batch; overwritten.
+
+        Raises:
+            ValueError: A shape or dtype does not fit.
+        """
+        batch, k = out.tokens.shape
+        if batch > self.max_batch or rows.shape[0] != batch or k != self.params.k:
+            raise ValueError(f"out is for {batch} rows and k={k}; rows has {rows.shape[0]}, at most {self.max_batch}, k={self.params.k}")
+        if tokens.dtype != torch.int32 or tokens.stride(1) != 1 or tokens.shape[1] > self.max_row_tokens:
+            raise ValueError(f"tokens must be int32 [rows, <= {self.max_row_tokens}] with contiguous rows")
+        if batch == 0:
+            return
+        launch = self._launch or Launch.of(batch, self.max_row_tokens)
+        params = self.params
+        groups = -(-(params.max_depth - 1) // launch.lengths)
+        group_programs = min(launch.group_programs or groups, groups)
+        use_corpus = params.use_corpus and self.headers.shape[0] > 0
+        shared = (self._snapshot, self._loci, self._hits, self._hits.stride(0), self._hit_counts, self._histograms)
+        tasks = (SEGMENTS * group_programs if use_corpus else 0) + (launch.parts if params.use_local else 0)
+        if tasks:
+            match_rows[(batch, tasks)](
+                self.arena, self.headers, tokens, tokens.stride(0), lengths, rows, namespaces, *shared, params.max_depth,
+                USE_LOCAL=params.use_local, USE_CORPUS=use_corpus, GROUPS=groups, GROUP_PROGRAMS=group_programs,
+                LENGTHS=launch.lengths, PROBES=launch.probes, PARTS=launch.parts, BLOCK=launch.block,
+                BACK=self._lengths, num_warps=1,
+            )  # fmt: skip
+        draft_chains[(batch, launch.programs)](
+            self.arena, self.headers, tokens, tokens.stride(0), lengths, rows, namespaces, *shared, self._best_keys, self._finished,
+            self._chain_tokens, self._chain_probs, self._chain_words, self._scratch, self._caps, params.max_depth, k, self._min_prob,
+            out.tokens, out.probabilities, out.counts, out.source, out.match_length, out.occurrences, out.version,
+            USE_LOCAL=params.use_local, USE_CORPUS=use_corpus, LENGTHS=self._lengths, K=self._k, PROGRAMS=launch.programs,
+            num_warps=1, enable_fp_fusion=False, maxnreg=launch.chain_registers,
+        )  # fmt: skip

@@ -1,0 +1,45 @@
+"""Where an index lies in device memory: one int32 arena for all arrays, one int64 header a namespace with the versions in force.
+
+A version's descriptor holds resolved offsets into the arena, so that a kernel reads the version, then the descriptor, and is ready.
+"""
+
+from __future__ import annotations
+
+DEVICE_LAYOUT_VERSION = 1
+
+SEGMENTS = 3
+"""main, recent, live; the same order everywhere, from the oldest to the most recent."""
+
+# Words of a namespace's header (int64).
+DEVICE_HEADER_WORDS = 192
+DEVICE_VERSION = 0
+"""The version in force, from 1; 0 while the namespace has none. Its descriptor is `version % DEVICE_DESCRIPTORS`."""
+DEVICE_DESCRIPTORS_START = 64
+
+DEVICE_DESCRIPTORS = 4
+DEVICE_DESCRIPTOR_WORDS = 32
+DD_VERSION = 0
+DD_RING_START = 1
+"""Position of the oldest committed text, from which recency is counted."""
+DD_RING = 2
+DD_SHIFT = 3
+"""Bits by which a token is shifted to its bucket."""
+DD_SEGMENTS = 4
+"""First word of the segments' records."""
+DD_SEGMENT_WORDS = 4
+DS_SUFFIXES = 0
+"""Offset of the suffix array in the arena, elements; positions count from the segment's text."""
+DS_LENGTH = 1
+DS_BUCKETS = 2
+"""Offset of the first-token table."""
+DS_TEXT = 3
+
+MAX_RING = 1 << 29
+"""Largest ring, in tokens: segment and age of an occurrence share 31 bits."""
+
+# A hit of local matching: where it ends, and how far it matches, in one int32.
+HIT_LENGTH_BITS = 6
+MAX_ROW_TOKENS = 1 << (31 - HIT_LENGTH_BITS)
+
+LOCUS_LENGTHS = 65
+"""Suffix lengths for which a row's loci are kept; entries 0 and 64 stay empty."""
