@@ -8,15 +8,17 @@ import sys
 from pathlib import Path
 
 NAMES = ("quality", "propose_cpu", "visibility", "memory", "rpc", "chaos")
+GPU_NAMES = ("drafter",)
+"""Need torch, triton and a CUDA GPU; run only by name."""
 
 
 def main() -> int:
     """Exit status 1 if a benchmark failed or missed what it must reach."""
     arguments = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    arguments.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(NAMES)}; all by default")
+    arguments.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(NAMES)} (all of them by default), or {', '.join(GPU_NAMES)} on a GPU")
     arguments.add_argument("--json-dir", type=Path, metavar="DIR", help="write NAME.json here")
     given = arguments.parse_args()
-    unknown = set(given.names) - set(NAMES)
+    unknown = set(given.names) - {*NAMES, *GPU_NAMES}
     if unknown:
         arguments.error(f"no benchmark is named {', '.join(sorted(unknown))}")
     missed = []
