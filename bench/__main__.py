@@ -15,7 +15,9 @@ GPU_NAMES = ("drafter",)
 def main() -> int:
     """Exit status 1 if a benchmark failed or missed what it must reach."""
     arguments = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    arguments.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(NAMES)} (all of them by default), or {', '.join(GPU_NAMES)} on a GPU")
+    arguments.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"one of {', '.join(NAMES)} (all of them by default), or {', '.join(GPU_NAMES)} on a GPU"
+    )
     arguments.add_argument("--json-dir", type=Path, metavar="DIR", help="write NAME.json here")
     given = arguments.parse_args()
     unknown = set(given.names) - {*NAMES, *GPU_NAMES}
