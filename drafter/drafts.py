@@ -37,15 +37,11 @@ class Drafts:
     @staticmethod
     def empty(n: int, k: int) -> Drafts:
         """Drafts of n rows without any token."""
-        return Drafts(
-            tokens=np.full((n, k), -1, np.int32),
-            probabilities=np.zeros((n, k), np.float32),
-            counts=np.zeros(n, np.int32),
-            source=np.zeros(n, np.int32),
-            match_length=np.zeros(n, np.int32),
-            occurrences=np.zeros(n, np.int32),
-            version=np.zeros(n, np.int64),
-        )
+        drafts = Drafts.unset(n, k)
+        drafts.tokens[:] = -1
+        for array in (drafts.probabilities, drafts.counts, drafts.source, drafts.match_length, drafts.occurrences):
+            array[:] = 0
+        return drafts
 
     @staticmethod
     def unset(n: int, k: int) -> Drafts:
