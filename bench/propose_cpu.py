@@ -19,7 +19,8 @@ from bench import peers, service
 from bench.machine import parser, report
 from bench.workload import VOCABULARY, Workload, make
 from draftd.client import Drafter
-from draftd.drafter.corpus import Corpus, CorpusConfig
+from draftd.drafter.corpus import Corpus
+from draftd.drafter.corpus_config import CorpusConfig
 from draftd.drafter.drafts import Drafts
 from draftd.drafter.params import DraftParams
 from draftd.drafter.reader import IndexReader

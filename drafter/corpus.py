@@ -13,12 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Condition, Event, Lock, Thread
-from typing import NamedTuple, TypeVar, cast
+from typing import TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftd.drafter import rowpoll
+from draftd.drafter.corpus_config import CorpusConfig
 from draftd.drafter.documents import Documents, IngestResult
 from draftd.drafter.drafts import Drafts
 from draftd.drafter.epochs import Epochs
@@ -26,8 +27,9 @@ from draftd.drafter.errors import FailedPrecondition, InvalidArgument, NotFound,
 from draftd.drafter.explain import Explanation, explain
 from draftd.drafter.index import Index
 from draftd.drafter.layout import ROWS_HEADER_WORDS, BlockSpec, control_block_spec
-from draftd.drafter.params import MAX_DEPTH, MAX_VOCAB, DraftParams
+from draftd.drafter.params import MAX_VOCAB, DraftParams
 from draftd.drafter.reader import IndexReader, TornRead, draft_local
+from draftd.drafter.records import NamespaceInfo, RowContext, StoredDocument, check_document_id, check_tokens
 from draftd.drafter.segments import RefreshStat, Segments
 from draftd.drafter.shm import SharedBlock, ShmDir
 from draftd.drafter.stats import EngineStats
@@ -38,81 +40,6 @@ _T = TypeVar("_T")
 _MAX_LAGS = 100_000
 """Lags that are remembered until somebody asks."""
 _EXPLAIN_TRIES = 5
-
-
-@dataclass(frozen=True, slots=True)
-class CorpusConfig:
-    """How large a corpus may get and how fresh it is kept.
-
-    Attributes:
-        shm_root: Directory below which the blocks lie; None: /dev/shm/draftd-<uid>.
-        quota_tokens: Committed text of a namespace, in tokens (separators and overlaps counted), in [8 x depth, 2^31 - 1 - depth].
-        depth: Depth to which suffixes are sorted: longest match plus draft, in tokens, in [2, 64].
-        max_namespaces: Most namespaces.
-        refresh_interval_ms: Pause between refreshes, in milliseconds.
-        recent_tokens: Most suffixes of the segment `recent`; half of it triggers a merge into `main`.
-        live_tokens: Most tokens of the segment `live`, separators included.
-        keep_generations: Generations that a namespace keeps when a new one starts and the caller does not say.
-    """
-
-    shm_root: Path | None = None
-    quota_tokens: int = 4_194_304
-    depth: int = MAX_DEPTH
-    max_namespaces: int = 256
-    refresh_interval_ms: float = 10.0
-    recent_tokens: int = 262_144
-    live_tokens: int = 131_072
-    keep_generations: int = 2**31 - 1
-
-    def __post_init__(self) -> None:
-        for name, low, high in (
-            ("depth", 2, MAX_DEPTH),
-            ("quota_tokens", 8 * self.depth, 2**31 - 2 - self.depth),
-            ("max_namespaces", 1, 65_536),
-            ("refresh_interval_ms", 0.1, 60_000),
-            ("recent_tokens", 2 * self.depth, 2**30),
-            ("live_tokens", 2 * self.depth, 2**30),
-            ("keep_generations", 1, 2**31 - 1),
-        ):
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise InvalidArgument(f"{name} is {value}; it must be in [{low}, {high}]", name)
-
-
-@dataclass(frozen=True, slots=True)
-class NamespaceInfo:
-    """State of a namespace; the fields are those of draftd.v1.Namespace and Segments."""
-
-    name: str
-    vocab_size: int
-    tokenizer_fingerprint: str
-    tokens: int
-    quota_tokens: int
-    documents: int
-    open_documents: int
-    evicted_tokens: int
-    generation: int
-    version: int
-    main: int
-    recent: int
-    live: int
-    bytes: int
-
-
-class StoredDocument(NamedTuple):
-    """A committed document: its id, int32 tokens and generation."""
-
-    document_id: str
-    tokens: NDArray[np.int32]
-    generation: int
-
-
-class RowContext(NamedTuple):
-    """A row to draft for: int32 tokens (C-contiguous), its namespace, and whether it drafts from its own tokens only."""
-
-    tokens: NDArray[np.int32]
-    namespace: str
-    private: bool
 
 
 @dataclass(slots=True)
@@ -596,23 +523,6 @@ class Corpus:
     def readers_passed_over(self) -> int:
         """Times that a reader did not move on and was no longer waited for."""
         return self._epochs.passed_over
-
-
-def check_document_id(document_id: str) -> None:
-    """Raises InvalidArgument unless the id has 1 to 128 bytes."""
-    size = len(document_id.encode())
-    if not 1 <= size <= 128:
-        raise InvalidArgument(f"document_id has {size} bytes; it must have 1 to 128", "document_id")
-
-
-def check_tokens(tokens: NDArray[np.int32], vocab_size: int, field: str = "tokens") -> None:
-    """Raises InvalidArgument unless all tokens are in [0, vocab_size)."""
-    if len(tokens) == 0:
-        return
-    # As unsigned numbers negative tokens are above every vocabulary.
-    if int(tokens.view(np.uint32).max()) >= vocab_size:
-        bad = int(np.flatnonzero(tokens.view(np.uint32) >= vocab_size)[0])
-        raise InvalidArgument(f"{field}[{bad}] is {int(tokens[bad])}; it must be in [0, {vocab_size})", f"{field}[{bad}]")
 
 
 def _drain(items: deque[_T]) -> list[_T]:

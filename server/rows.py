@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from draftd.drafter.corpus import Corpus, RowContext
+from draftd.drafter.corpus import Corpus
 from draftd.drafter.documents import IngestResult
 from draftd.drafter.drafts import Drafts
 from draftd.drafter.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from draftd.drafter.layout import MAX_DOCUMENT_ID_BYTES
+from draftd.drafter.records import RowContext
 from draftd.drafter.stats import EngineStats
 
 _ROOM = 256

@@ -17,7 +17,8 @@ from grpc_channelz.v1 import channelz
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from draftd.drafter.corpus import Corpus, CorpusConfig
+from draftd.drafter.corpus import Corpus
+from draftd.drafter.corpus_config import CorpusConfig
 from draftd.proto.draftd.v1 import draftd_pb2_grpc
 from draftd.server.attachments import Attachments
 from draftd.server.config import OFF, ServerConfig, parse_address

@@ -9,12 +9,12 @@ from typing import Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from draftd.drafter.corpus import NamespaceInfo
 from draftd.drafter.drafts import Drafts
 from draftd.drafter.errors import InvalidArgument
 from draftd.drafter.explain import Explanation
 from draftd.drafter.layout import BlockSpec
 from draftd.drafter.params import DraftParams
+from draftd.drafter.records import NamespaceInfo
 from draftd.proto.draftd.v1 import draftd_pb2 as pb
 
 _INT32 = np.dtype("<i4")

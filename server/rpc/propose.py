@@ -11,10 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from draftd.drafter.corpus import Corpus, RowContext
+from draftd.drafter.corpus import Corpus
 from draftd.drafter.drafts import Drafts
 from draftd.drafter.errors import FailedPrecondition, InvalidArgument, NotFound
 from draftd.drafter.params import MAX_VOCAB, DraftParams
+from draftd.drafter.records import RowContext
 from draftd.drafter.stats import EngineStats
 from draftd.proto.draftd.v1 import draftd_pb2 as pb
 from draftd.server.attachments import HANDLE, INLINE, MAPPED, Attachment, Attachments, Engine

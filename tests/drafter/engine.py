@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from draftd.drafter.corpus import Corpus, CorpusConfig, RowContext
+from draftd.drafter.corpus import Corpus
+from draftd.drafter.corpus_config import CorpusConfig
 from draftd.drafter.params import DraftParams
+from draftd.drafter.records import RowContext
 from draftd.drafter.rows import RowBlock
 from tests.drafter.bench import ints
 

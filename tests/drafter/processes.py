@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from draftd.drafter.corpus import Corpus, CorpusConfig
+from draftd.drafter.corpus import Corpus
+from draftd.drafter.corpus_config import CorpusConfig
 from draftd.drafter.index import Version
 from draftd.drafter.layout import BlockSpec
 from draftd.drafter.ops.draft.oracle import Stretch

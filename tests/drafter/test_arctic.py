@@ -12,9 +12,11 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from draftd.drafter.corpus import Corpus, CorpusConfig, RowContext
+from draftd.drafter.corpus import Corpus
+from draftd.drafter.corpus_config import CorpusConfig
 from draftd.drafter.ops.draft.oracle import Stretch, cap_of, corpus_occurrences, local_occurrences
 from draftd.drafter.params import DraftParams
+from draftd.drafter.records import RowContext
 from tests.drafter.arctic_replay import DEPTH, SETTINGS, ArcticDraft, K, Request, Setting, recorded, replay
 from tests.drafter.bench import ints
 

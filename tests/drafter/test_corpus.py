@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftd.drafter.corpus import Corpus, CorpusConfig, RowContext, check_tokens
+from draftd.drafter.corpus import Corpus
+from draftd.drafter.corpus_config import CorpusConfig
 from draftd.drafter.errors import DraftdError, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from draftd.drafter.ops.draft.oracle import Stretch
 from draftd.drafter.params import DraftParams
+from draftd.drafter.records import RowContext, check_tokens
 from tests.drafter.bench import assert_draft, ints
 from tests.drafter.texts import corpora
 

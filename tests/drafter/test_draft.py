@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftd.drafter.corpus import Corpus, CorpusConfig, RowContext
+from draftd.drafter.corpus import Corpus
+from draftd.drafter.corpus_config import CorpusConfig
 from draftd.drafter.ops.draft.oracle import Stretch, cap_of
 from draftd.drafter.params import DraftParams
 from draftd.drafter.reader import draft_local, propose_local
+from draftd.drafter.records import RowContext
 from tests.drafter.bench import Bench, addresses, assert_draft, ints
 from tests.drafter.texts import MAX_TOKEN, corpora, documents
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftd.drafter.corpus import Corpus, CorpusConfig
+from draftd.drafter.corpus import Corpus
+from draftd.drafter.corpus_config import CorpusConfig
 from draftd.drafter.ops.draft.oracle import Stretch, corpus_occurrences, local_occurrences, propose
 from draftd.drafter.params import DraftParams
 from tests.drafter.bench import assert_draft, ints

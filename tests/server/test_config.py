@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from draftd.drafter.corpus import CorpusConfig
+from draftd.drafter.corpus_config import CorpusConfig
 from draftd.drafter.params import DraftParams
 from draftd.drafter.shm import default_root
 from draftd.server.config import ConfigError, ServerConfig, load_config, markdown, parse_address

@@ -7,8 +7,8 @@ import grpc
 import numpy as np
 import pytest
 
-from draftd.drafter.corpus import RowContext
 from draftd.drafter.layout import LAYOUT_VERSION
+from draftd.drafter.records import RowContext
 from draftd.proto.draftd.v1 import draftd_pb2 as pb
 from tests.server.harness import REFRAIN, VOCAB, RunningService, error_of, pack, wait_until
 

@@ -1,0 +1,48 @@
+"""How large a corpus may get and how fresh it is kept, validated where it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from draftd.drafter.errors import InvalidArgument
+from draftd.drafter.params import MAX_DEPTH
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusConfig:
+    """How large a corpus may get and how fresh it is kept.
+
+    Attributes:
+        shm_root: Directory below which the blocks lie; None: /dev/shm/draftd-<uid>.
+        quota_tokens: Committed text of a namespace, in tokens (separators and overlaps counted), in [8 x depth, 2^31 - 1 - depth].
+        depth: Depth to which suffixes are sorted: longest match plus draft, in tokens, in [2, 64].
+        max_namespaces: Most namespaces.
+        refresh_interval_ms: Pause between refreshes, in milliseconds.
+        recent_tokens: Most suffixes of the segment `recent`; half of it triggers a merge into `main`.
+        live_tokens: Most tokens of the segment `live`, separators included.
+        keep_generations: Generations that a namespace keeps when a new one starts and the caller does not say.
+    """
+
+    shm_root: Path | None = None
+    quota_tokens: int = 4_194_304
+    depth: int = MAX_DEPTH
+    max_namespaces: int = 256
+    refresh_interval_ms: float = 10.0
+    recent_tokens: int = 262_144
+    live_tokens: int = 131_072
+    keep_generations: int = 2**31 - 1
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("depth", 2, MAX_DEPTH),
+            ("quota_tokens", 8 * self.depth, 2**31 - 2 - self.depth),
+            ("max_namespaces", 1, 65_536),
+            ("refresh_interval_ms", 0.1, 60_000),
+            ("recent_tokens", 2 * self.depth, 2**30),
+            ("live_tokens", 2 * self.depth, 2**30),
+            ("keep_generations", 1, 2**31 - 1),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise InvalidArgument(f"{name} is {value}; it must be in [{low}, {high}]", name)

@@ -1,0 +1,64 @@
+"""What a corpus takes and answers: rows, documents, the state of a namespace; and the checks on ids and tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftd.drafter.errors import InvalidArgument
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceInfo:
+    """State of a namespace; the fields are those of draftd.v1.Namespace and Segments."""
+
+    name: str
+    vocab_size: int
+    tokenizer_fingerprint: str
+    tokens: int
+    quota_tokens: int
+    documents: int
+    open_documents: int
+    evicted_tokens: int
+    generation: int
+    version: int
+    main: int
+    recent: int
+    live: int
+    bytes: int
+
+
+class StoredDocument(NamedTuple):
+    """A committed document: its id, int32 tokens and generation."""
+
+    document_id: str
+    tokens: NDArray[np.int32]
+    generation: int
+
+
+class RowContext(NamedTuple):
+    """A row to draft for: int32 tokens (C-contiguous), its namespace, and whether it drafts from its own tokens only."""
+
+    tokens: NDArray[np.int32]
+    namespace: str
+    private: bool
+
+
+def check_document_id(document_id: str) -> None:
+    """Raises InvalidArgument unless the id has 1 to 128 bytes."""
+    size = len(document_id.encode())
+    if not 1 <= size <= 128:
+        raise InvalidArgument(f"document_id has {size} bytes; it must have 1 to 128", "document_id")
+
+
+def check_tokens(tokens: NDArray[np.int32], vocab_size: int, field: str = "tokens") -> None:
+    """Raises InvalidArgument unless all tokens are in [0, vocab_size)."""
+    if len(tokens) == 0:
+        return
+    # As unsigned numbers negative tokens are above every vocabulary.
+    if int(tokens.view(np.uint32).max()) >= vocab_size:
+        bad = int(np.flatnonzero(tokens.view(np.uint32) >= vocab_size)[0])
+        raise InvalidArgument(f"{field}[{bad}] is {int(tokens[bad])}; it must be in [0, {vocab_size})", f"{field}[{bad}]")
