@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 
 from draftd.drafter import rowpoll
 from draftd.drafter.corpus_config import CorpusConfig
-from draftd.drafter.documents import Documents, IngestResult
+from draftd.drafter.documents import Document, Documents, IngestResult
 from draftd.drafter.drafts import Drafts
 from draftd.drafter.epochs import Epochs
 from draftd.drafter.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from draftd.drafter.explain import Explanation, explain
-from draftd.drafter.index import Index
+from draftd.drafter.index import LIVE, MAIN, RECENT, Index
+from draftd.drafter.keeper import KeptNamespace, Keeper, UniqueClock
 from draftd.drafter.layout import ROWS_HEADER_WORDS, BlockSpec, control_block_spec
 from draftd.drafter.params import MAX_VOCAB, DraftParams
 from draftd.drafter.reader import IndexReader, TornRead, draft_local
@@ -52,17 +53,23 @@ class _Namespace:
     segments: Segments
     lock: Lock
     arrivals: list[float] = field(default_factory=list)
+    used_at: float = field(default_factory=time.monotonic)
 
 
 class Corpus:
     """All namespaces of a service run.
 
+    Args:
+        keeper: Told of all that has to outlive the process.
+
     Raises:
         OSError: The shared memory cannot be made.
     """
 
-    def __init__(self, config: CorpusConfig | None = None) -> None:
+    def __init__(self, config: CorpusConfig | None = None, keeper: Keeper | None = None) -> None:
         self.config = config or CorpusConfig()
+        self.clock = UniqueClock()
+        self._keeper = keeper
         self._dir = ShmDir.create(self.config.shm_root)
         self.instance = self._dir.instance
         self._control_spec = control_block_spec(str(self._dir.path / "control"))
@@ -204,10 +211,11 @@ class Corpus:
             if there is None:
                 if len(self._namespaces) >= self.config.max_namespaces:
                     raise ResourceExhausted(f"there are {self.config.max_namespaces} namespaces, as many as may be", "namespace")
-                namespace = self._make_namespace(name, vocab_size, fingerprint, self.config.quota_tokens)
-                self._namespaces[name] = namespace
-                with self._reader_lock:
-                    self._reader.add_index(name, namespace.index.spec)
+                namespace = self._make_namespace(
+                    name, vocab_size, fingerprint, self.config.quota_of(name), self.clock.now_us(), self._keeper
+                )
+                self._add(namespace)
+                self._tell(namespace)
                 return
         if there.vocab_size != vocab_size:
             raise FailedPrecondition(f"vocab_size is {vocab_size}; namespace {name!r} has {there.vocab_size}", "vocab_size")
@@ -215,8 +223,76 @@ class Corpus:
             raise FailedPrecondition(f"tokenizer_fingerprint is not that of namespace {name!r}", "tokenizer_fingerprint")
         if fingerprint and not there.fingerprint:
             there.fingerprint = fingerprint
+            with there.lock:
+                self._tell(there)
 
-    def _make_namespace(self, name: str, vocab_size: int, fingerprint: str, quota: int) -> _Namespace:
+    def restore(self, kept: KeptNamespace, newest_first: Iterable[StoredDocument]) -> NamespaceInfo:
+        """Makes a namespace from what its keeper has, with the newest documents that fit its quota; it can be drafted from at once.
+
+        Args:
+            newest_first: Documents of generations from kept.evict_before on, each with at least one token, all in the vocabulary.
+
+        Raises:
+            ResourceExhausted: There are as many namespaces as may be.
+            OSError: There is no shared memory for it.
+        """
+        name = kept.name
+        namespace = self._make_namespace(name, kept.vocab_size, kept.fingerprint, self.config.quota_of(name), kept.key, self._keeper)
+        namespace.documents.generation = kept.generation
+        try:
+            namespace.segments.load(newest_first, kept.evict_before)
+            with self._lock:
+                if len(self._namespaces) >= self.config.max_namespaces:
+                    raise ResourceExhausted(f"there are {self.config.max_namespaces} namespaces, as many as may be", "namespace")
+                self._add(namespace)
+        except BaseException:
+            Path(namespace.index.spec.handle).unlink(missing_ok=True)
+            raise
+        return _info(namespace)
+
+    def _add(self, namespace: _Namespace) -> None:
+        self._namespaces[namespace.name] = namespace
+        with self._reader_lock:
+            self._reader.add_index(namespace.name, namespace.index.spec)
+
+    def _remove(self, name: str) -> _Namespace:
+        with self._lock:
+            namespace = self._get(name)
+            del self._namespaces[name]
+        with self._reader_lock:
+            self._reader.remove_index(name)
+        namespace.index.mark_dropped()
+        Path(namespace.index.spec.handle).unlink(missing_ok=True)
+        return namespace
+
+    def _tell(self, namespace: _Namespace) -> None:
+        """Tells the keeper of a namespace's state. Nobody else may change it meanwhile."""
+        if self._keeper is not None:
+            self._keeper.namespace_changed(_kept(namespace))
+
+    def idle_for_s(self, name: str) -> float:
+        """Seconds since a call named the namespace; 0 while it has documents in flight.
+
+        Raises:
+            NotFound: It does not exist.
+        """
+        namespace = self._namespaces.get(name)
+        if namespace is None:
+            raise NotFound(f"namespace {name!r} does not exist", "namespace")
+        return 0.0 if namespace.documents.open else time.monotonic() - namespace.used_at
+
+    def put_to_sleep(self, name: str) -> tuple[KeptNamespace, NamespaceInfo]:
+        """Gives the memory of a namespace back; its keeper must have all its documents, from which `restore` brings it back.
+
+        Raises:
+            NotFound: It does not exist.
+        """
+        namespace = self._remove(name)
+        return _kept(namespace), _info(namespace)
+
+    def _make_namespace(
+        self, name: str, vocab_size: int, fingerprint: str, quota: int, key: int = 0, keeper: Keeper | None = None
+    ) -> _Namespace:
         self._created += 1
         index = Index(
             str(self._dir.path / f"index-{self._created}"),
@@ -227,7 +303,7 @@ class Corpus:
             depth=self.config.depth,
             epochs=self._epochs,
         )
-        documents, lock = Documents(), Lock()
+        documents, lock = Documents(key, self.clock, keeper), Lock()
         return _Namespace(name, vocab_size, fingerprint, index, documents, Segments(name, index, documents, lock, self._executor), lock)
 
     def has_namespace(self, name: str) -> bool:
@@ -251,6 +327,7 @@ class Corpus:
         namespace = self._namespaces.get(name)
         if namespace is None:
             raise NotFound(f"namespace {name!r} does not exist", "namespace")
+        namespace.used_at = time.monotonic()
         return namespace
 
     def namespaces(self) -> list[NamespaceInfo]:
@@ -272,14 +349,10 @@ class Corpus:
         Raises:
             NotFound: It does not exist.
         """
-        with self._lock:
-            namespace = self._get(name)
-            del self._namespaces[name]
-        with self._reader_lock:
-            self._reader.remove_index(name)
+        namespace = self._remove(name)
+        if self._keeper is not None:
+            self._keeper.namespace_dropped(namespace.documents.key)
         info = _info(namespace)
-        namespace.index.mark_dropped()
-        Path(namespace.index.spec.handle).unlink(missing_ok=True)
         return info.documents, info.tokens
 
     def advance_generation(self, name: str, keep: int | None = None) -> tuple[int, int]:
@@ -304,6 +377,7 @@ class Corpus:
             namespace.documents.changed += 1
             generation = namespace.documents.generation
             evicted = namespace.segments.evict_generations(generation - keep + 1)
+            self._tell(namespace)
         self._wake.set()
         return generation, evicted
 
@@ -334,6 +408,30 @@ class Corpus:
             if result.kept_tokens:
                 space.arrivals.append(time.perf_counter())
         return result
+
+    def add(self, namespace: str, document_id: str, tokens: NDArray[np.int32], generation: int) -> int:
+        """Adds a whole document of a generation, to which the namespace's is raised, and answers how many tokens were kept.
+
+        None are where the id is there already, or the generation has been given up.
+
+        Raises:
+            NotFound: The namespace does not exist.
+            InvalidArgument: A token outside the vocabulary, or an id that is empty or too long.
+        """
+        space = self._get(namespace)
+        check_document_id(document_id)
+        check_tokens(tokens, space.vocab_size)
+        with space.lock:
+            documents = space.documents
+            if document_id in documents.committed or document_id in documents.open or generation < space.segments.evict_before:
+                return 0
+            if generation > documents.generation:
+                documents.generation = generation
+                self._tell(space)
+            kept = documents.ingest(document_id, 0, tokens, True, "", generation).kept_tokens
+            if kept:
+                space.arrivals.append(time.perf_counter())
+        return kept
 
     def commit(self, namespace: str, document_id: str, owner: str = "") -> IngestResult:
         """Commits an open document as it is; see draftd.drafter.documents.Documents.commit for errors."""
@@ -373,14 +471,16 @@ class Corpus:
                 document = space.documents.committed.get(document_id)
                 if document is None or document.gone:
                     continue
-                tokens = np.empty(document.length, np.int32)
-                for piece in document.pieces:
-                    tokens[piece.offset : piece.offset + piece.indexed] = space.index.text[piece.start : piece.start + piece.indexed]
-                rest = document.length - document.released
-                if rest > 0:
-                    tokens[document.released :] = document.tokens(document.released, document.length)
-                generation = document.generation
-            yield StoredDocument(document_id, tokens, generation)
+                tokens = _tokens(space, document)
+            yield StoredDocument(document_id, tokens, document.generation, document.committed_us)
+
+    def read_committed(self, namespace: str, key: int, documents: Sequence[Document]) -> list[NDArray[np.int32] | None]:
+        """int32 [n] tokens of each document that the keeper was told of; None where something of it was evicted since."""
+        space = self._namespaces.get(namespace)
+        if space is None or space.documents.key != key:
+            return [None] * len(documents)
+        with space.lock:
+            return [None if document.gone else _tokens(space, document) for document in documents]
 
     def document_count(self, namespace: str) -> int:
         """Committed documents of a namespace.
@@ -534,6 +634,27 @@ def _addresses(tokens: list[NDArray[np.int32]]) -> NDArray[np.int64]:
     return np.array([t.__array_interface__["data"][0] for t in tokens], np.int64)
 
 
+def _tokens(namespace: _Namespace, document: Document) -> NDArray[np.int32]:
+    """int32 [n]; all tokens of a document of which nothing was evicted. Call it under the lock."""
+    tokens = np.empty(document.length, np.int32)
+    for piece in document.pieces:
+        tokens[piece.offset : piece.offset + piece.indexed] = namespace.index.text[piece.start : piece.start + piece.indexed]
+    if document.length > document.released:
+        tokens[document.released :] = document.tokens(document.released, document.length)
+    return tokens
+
+
+def _kept(namespace: _Namespace) -> KeptNamespace:
+    return KeptNamespace(
+        key=namespace.documents.key,
+        name=namespace.name,
+        vocab_size=namespace.vocab_size,
+        fingerprint=namespace.fingerprint,
+        generation=namespace.documents.generation,
+        evict_before=namespace.segments.evict_before,
+    )
+
+
 def _info(namespace: _Namespace) -> NamespaceInfo:
     with namespace.lock:
         documents, version = namespace.documents, namespace.index.current
@@ -548,8 +669,8 @@ def _info(namespace: _Namespace) -> NamespaceInfo:
             evicted_tokens=documents.evicted_tokens,
             generation=documents.generation,
             version=version.number,
-            main=version.main_length,
-            recent=version.recent_length,
-            live=version.live_length,
+            main=version.lengths[MAIN],
+            recent=version.lengths[RECENT],
+            live=version.lengths[LIVE],
             bytes=namespace.index.resident_bytes(),
         )

@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftd.drafter.errors import FailedPrecondition, InvalidArgument, NotFound
+from draftd.drafter.keeper import Keeper, UniqueClock
+from draftd.drafter.records import StoredDocument
 
 _EMPTY: NDArray[np.int32] = np.empty(0, np.int32)
 
@@ -37,6 +39,7 @@ class Document:
         released: Tokens that have left the buffer; the ring has them.
         gone: Tokens that were evicted.
         pieces: Its pieces in the ring, oldest first.
+        committed_us: When it was committed, on the corpus's UniqueClock; 0 while it is open.
     """
 
     id: str
@@ -49,6 +52,7 @@ class Document:
     gone: int = 0
     committed: bool = False
     pieces: tuple[Piece, ...] = ()
+    committed_us: int = 0
 
     def append(self, tokens: NDArray[np.int32]) -> None:
         """Adds tokens at the end."""
@@ -90,10 +94,17 @@ class Documents:
     Attributes:
         pending: Documents with tokens that are not placed yet, by id, oldest first.
         pieces: The ring's pieces, oldest first.
+
+    Args:
+        key: The namespace's, for the keeper.
+        keeper: Told of every document that is committed, and of every committed one that has been evicted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, key: int = 0, clock: UniqueClock | None = None, keeper: Keeper | None = None) -> None:
+        self.key = key
         self.generation = 0
+        self._clock = clock or UniqueClock()
+        self._keeper = keeper
         self.open: dict[str, Document] = {}
         self.committed: dict[str, Document] = {}
         self.pending: dict[str, Document] = {}
@@ -102,8 +113,10 @@ class Documents:
         self.indexed_tokens = 0
         self.evicted_tokens = 0
 
-    def ingest(self, document_id: str, offset: int, tokens: NDArray[np.int32], complete: bool, owner: str) -> IngestResult:
-        """Adds tokens to a document, which is opened at offset 0.
+    def ingest(
+        self, document_id: str, offset: int, tokens: NDArray[np.int32], complete: bool, owner: str, generation: int | None = None
+    ) -> IngestResult:
+        """Adds tokens to a document, which is opened at offset 0, in `generation` or the current one.
 
         Raises:
             InvalidArgument: A gap before `offset`.
@@ -121,7 +134,7 @@ class Documents:
         if document is None:
             if offset != 0:
                 raise InvalidArgument(f"offset is {offset}; document_id {document_id!r} is not known, so it must be 0", "offset")
-            document = Document(document_id, owner, self.generation)
+            document = Document(document_id, owner, self.generation if generation is None else generation)
             self.open[document_id] = document
         elif document.owner != owner:
             raise FailedPrecondition(f"document_id {document_id!r} was opened by another attachment", "document_id")
@@ -156,7 +169,10 @@ class Documents:
         del self.open[document_id]
         document.committed = True
         if document.length:
+            document.committed_us = self._clock.now_us()
             self.committed[document_id] = document
+            if self._keeper is not None:
+                self._keeper.committed(self.key, document)
             if document.placed < document.length:
                 self.pending[document_id] = document
         self.changed += 1
@@ -194,6 +210,12 @@ class Documents:
         document.pieces += (piece,)
         return piece
 
+    def take_back(self, pieces: list[Piece]) -> None:
+        """Undoes `reserve` for the newest pieces, given in their order."""
+        for piece in reversed(pieces):
+            assert self.pieces.pop() is piece
+            piece.document.pieces = piece.document.pieces[:-1]
+
     def place(self, piece: Piece) -> None:
         """Notes that the piece's suffixes are in the ring's segments."""
         document = piece.document
@@ -211,7 +233,7 @@ class Documents:
         self.indexed_tokens -= piece.indexed
         self.evicted_tokens += piece.indexed
         if document.committed and document.gone == document.length and self.committed.get(document.id) is document:
-            del self.committed[document.id]
+            self._forget(document)
 
     def give_up(self, document: Document) -> None:
         """Evicts the rest of a committed document that is not placed yet."""
@@ -220,7 +242,21 @@ class Documents:
         self.evicted_tokens += rest
         del self.pending[document.id]
         if document.gone == document.length:
-            del self.committed[document.id]
+            self._forget(document)
+
+    def _forget(self, document: Document) -> None:
+        del self.committed[document.id]
+        if self._keeper is not None:
+            self._keeper.evicted(self.key, document)
+
+    def restore(self, stored: StoredDocument) -> Document:
+        """Takes back a committed document whose pieces are about to be reserved; the keeper knows it."""
+        length = len(stored.tokens)
+        document = Document(stored.document_id, "", stored.generation, length=length, placed=length, released=length, committed=True)
+        document.committed_us = stored.committed_us
+        self.committed[document.id] = document
+        self.indexed_tokens += length
+        return document
 
     def tokens_held(self) -> int:
         """Tokens that are indexed or about to be."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftd.drafter.drafts import SOURCE_CORPUS, SOURCE_LOCAL, Drafts
-from draftd.drafter.index import Index, Version
+from draftd.drafter.index import LIVE, Index, Version
 from draftd.drafter.ops.draft.oracle import RECENT_LIMIT, cap_of, chain_of, local_chain, local_occurrences
 from draftd.drafter.ops.search.cpu import locus
 from draftd.drafter.params import DraftParams
@@ -76,7 +76,7 @@ def explain(index: Index, segments: Segments, tokens: NDArray[np.int32], params:
 
 
 class _Hit(NamedTuple):
-    """An occurrence in one of the segments: (2 live, 1 recent, 0 main), recency in it, and its position."""
+    """An occurrence: its segment, how recent it is there, and its position."""
 
     segment: int
     age: int
@@ -87,25 +87,21 @@ def _corpus_match(
     index: Index, segments: Segments, version: Version, tokens: NDArray[np.int32], length: int, params: DraftParams, limit: int
 ) -> MatchInfo | None:
     start = len(tokens) - length
-    live_text = index.live_text[version.live_buffer]
+    live_text = index.live_text[version.copies[LIVE]]
     hits: list[_Hit] = []
-    for segment, (text, array, count) in enumerate(
-        (
-            (index.text, index.main[version.main_buffer], version.main_length),
-            (index.text, index.recent[version.recent_buffer], version.recent_length),
-            (live_text, index.live[version.live_buffer], version.live_length),
-        )
-    ):
+    for segment, arrays in enumerate((index.main, index.recent, index.live)):
+        text, array = live_text if segment == LIVE else index.text, arrays[version.copies[segment]]
+        count = version.lengths[segment]
         low, high = locus(text, array, 0, count, tokens, start, length)
         for position in array[low:high].tolist():
-            age = position if segment == 2 else (position - version.ring_start) % index.ring
+            age = position if segment == LIVE else (position - version.ring_start) % index.ring
             hits.append(_Hit(segment, age, position))
     if not hits:
         return None
     hits.sort()
 
     def token_after(hit: _Hit, offset: int) -> int | None:
-        token = int((live_text if hit.segment == 2 else index.text)[hit.position + length + offset])
+        token = int((live_text if hit.segment == LIVE else index.text)[hit.position + length + offset])
         return token if token >= 0 else None
 
     chain = chain_of(
@@ -134,7 +130,7 @@ def _documents(index: Index, segments: Segments, version: Version, hits: list[_H
     spans = segments.live_spans.get(version.number, [])
     span_starts = [s.start for s in spans]
     for hit in hits:
-        if hit.segment == 2:
+        if hit.segment == LIVE:
             span = spans[bisect_right(span_starts, hit.position) - 1]
             yield DocumentMatch(span.document.id, span.offset + hit.position - span.start, span.document.generation)
         else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from threading import Lock
-from typing import cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,27 +17,96 @@ from draftd.drafter import layout
 from draftd.drafter.epochs import Epochs
 from draftd.drafter.layout import BlockSpec, index_block_spec
 from draftd.drafter.ops.intrinsics import publish
+from draftd.drafter.ops.merge.cpu import fill_buckets, merge
+from draftd.drafter.ops.sort.cpu import sort_suffixes
 from draftd.drafter.shm import SharedBlock
 
 _RESERVE_BYTES = 1 << 16
 
 
+MAIN, RECENT, LIVE = range(3)
+"""The segments, from the oldest to the most recent."""
+SEGMENT_NAMES = ("main", "recent", "live")
+
+Array = Any
+"""int32 suffix positions where the index keeps them: a NumPy array, or a tensor on its device."""
+
+
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What is in force: for each double segment which copy and how many suffixes; where the oldest text starts.
+    """What is in force: for main, recent and live which copy and how many suffixes; where the oldest text starts.
 
     `evicted` counts the ring's elements that were ever evicted: when a whole ring of them goes, ring_start stays where it is.
     """
 
     number: int = 0
-    main_buffer: int = 0
-    main_length: int = 0
-    recent_buffer: int = 0
-    recent_length: int = 0
-    live_buffer: int = 0
-    live_length: int = 0
+    copies: tuple[int, int, int] = (0, 0, 0)
+    lengths: tuple[int, int, int] = (0, 0, 0)
     ring_start: int = 0
     evicted: int = 0
+
+    def with_segment(self, segment: int, length: int) -> Version:
+        """The version after a refresh that has filled the other copy of a segment with `length` suffixes."""
+        copies, lengths = list(self.copies), list(self.lengths)
+        copies[segment], lengths[segment] = 1 - copies[segment], length
+        return replace(self, copies=(copies[0], copies[1], copies[2]), lengths=(lengths[0], lengths[1], lengths[2]))
+
+
+@dataclass(slots=True)
+class MainMerge:
+    """A merge into `main`: what it takes in and leaves out.
+
+    Attributes:
+        recent: int32 [r]; a copy of the suffixes of `recent` that it takes in.
+        placed: int32 [p]; positions of further suffixes, in any order.
+        evict_start: Where the evicted text starts; it takes evict_size elements of the ring.
+        evicted: Suffixes in that text.
+    """
+
+    recent: Array
+    placed: NDArray[np.int32]
+    evict_start: int
+    evict_size: int
+    evicted: int
+
+
+class IndexArrays(Protocol):
+    """What Segments asks of an index: its shape, and what a refresh does to its arrays.
+
+    The methods fill copies that are not in force and answer the version that has them, or its length; `publish` puts it in force.
+    `merge_main` may run on another thread than the others.
+    """
+
+    depth: int
+    ring: int
+    recent_capacity: int
+    live_capacity: int
+    current: Version
+
+    @property
+    def text(self) -> NDArray[np.int32]:
+        """int32 [>= ring + depth]; the ring's text on the host."""
+
+    def write_text(self, start: int, tokens: NDArray[np.int32]) -> None:
+        """Writes text into the ring, separators included. Nothing reads it before a version with its suffixes is published."""
+
+    def fill_live(self, version: Version, text: NDArray[np.int32], positions: NDArray[np.int32]) -> Version:
+        """Makes `live` anew from its text and the positions of its suffixes."""
+
+    def add_recent(self, version: Version, positions: NDArray[np.int32]) -> Version:
+        """Takes the suffixes at `positions` of the ring into `recent`."""
+
+    def drop_recent(self, version: Version, start: int, size: int, dropped: int) -> Version:
+        """Leaves out of `recent` its `dropped` suffixes in the `size` elements of the ring from `start` on."""
+
+    def recent_copy(self) -> Array:
+        """A copy of the current suffixes of `recent`, for a merge."""
+
+    def merge_main(self, merge_in: MainMerge) -> int:
+        """Fills the other copy of `main` and answers how many suffixes it has."""
+
+    def publish(self, version: Version) -> Version:
+        """Makes `version` the one in force, under the next number, and answers it."""
 
 
 def bucket_shift(vocab_size: int, quota_tokens: int) -> int:
@@ -101,19 +170,15 @@ class Index:
         base = layout.HEADER_DESCRIPTORS + (version.number % layout.DESCRIPTORS) * layout.DESCRIPTOR_WORDS
         words = self.header[base : base + layout.DESCRIPTOR_WORDS]
         words[layout.DESC_VERSION] = version.number
-        words[layout.DESC_MAIN_BUFFER] = version.main_buffer
-        words[layout.DESC_MAIN_LENGTH] = version.main_length
-        words[layout.DESC_RECENT_BUFFER] = version.recent_buffer
-        words[layout.DESC_RECENT_LENGTH] = version.recent_length
-        words[layout.DESC_LIVE_BUFFER] = version.live_buffer
-        words[layout.DESC_LIVE_LENGTH] = version.live_length
+        for segment in (MAIN, RECENT, LIVE):
+            words[layout.DESC_MAIN_BUFFER + 2 * segment] = version.copies[segment]
+            words[layout.DESC_MAIN_BUFFER + 2 * segment + 1] = version.lengths[segment]
         words[layout.DESC_RING_START] = version.ring_start
         publish(self.header, layout.HEADER_VERSION, version.number)
         epoch = self._epochs.advance()
-        for segment in ("main", "recent", "live"):
-            before = getattr(old, f"{segment}_buffer")
-            if before != getattr(version, f"{segment}_buffer"):
-                self._retired[segment, before] = (old.number, epoch)
+        for segment, name in enumerate(SEGMENT_NAMES):
+            if old.copies[segment] != version.copies[segment]:
+                self._retired[name, old.copies[segment]] = (old.number, epoch)
         if old.evicted != version.evicted:
             self._retired["text", 0] = (old.number, epoch)
         self.current = version
@@ -156,14 +221,70 @@ class Index:
         """Tells readers that the namespace is gone."""
         publish(self.header, layout.HEADER_DROPPED, 1)
 
-    def main_suffixes(self) -> NDArray[np.int32]:
-        """int32 [n]; the current copy of `main`."""
-        return self.main[self.current.main_buffer, : self.current.main_length]
+    def suffixes(self, segment: int) -> NDArray[np.int32]:
+        """int32 [n]; the current copy of a segment; positions of `live` are in `live_text`'s current copy."""
+        array = (self.main, self.recent, self.live)[segment]
+        return array[self.current.copies[segment], : self.current.lengths[segment]]
 
-    def recent_suffixes(self) -> NDArray[np.int32]:
-        """int32 [n]; the current copy of `recent`."""
-        return self.recent[self.current.recent_buffer, : self.current.recent_length]
+    # -- what a refresh does to the arrays; see IndexArrays --------------------------------------------------------------------
 
-    def live_suffixes(self) -> NDArray[np.int32]:
-        """int32 [n]; the current copy of `live`; positions are in `live_text`'s current copy."""
-        return self.live[self.current.live_buffer, : self.current.live_length]
+    def write_text(self, start: int, tokens: NDArray[np.int32]) -> None:
+        """See IndexArrays."""
+        self.reclaim("text", 0)
+        self.reserve("text", 0, start + len(tokens) + self.depth + 1)
+        self.text[start : start + len(tokens)] = tokens
+
+    def fill_live(self, version: Version, text: NDArray[np.int32], positions: NDArray[np.int32]) -> Version:
+        """See IndexArrays."""
+        copy = self._free_copy(version, LIVE, len(positions))
+        self.reserve("live_text", copy, len(text) + self.depth + 1)
+        self.live_text[copy, : len(text)] = text
+        order = sort_suffixes(self.live_text[copy], positions, self.depth)
+        self.live[copy, : len(order)] = order
+        return version.with_segment(LIVE, len(order))
+
+    def add_recent(self, version: Version, positions: NDArray[np.int32]) -> Version:
+        """See IndexArrays."""
+        new = sort_suffixes(self.text, positions, self.depth)
+        copy = self._free_copy(version, RECENT, version.lengths[RECENT] + len(new))
+        length = merge(self.text, self._of(version, RECENT), new, self.recent[copy], depth=self.depth)
+        return version.with_segment(RECENT, length)
+
+    def drop_recent(self, version: Version, start: int, size: int, dropped: int) -> Version:
+        """See IndexArrays."""
+        copy = self._free_copy(version, RECENT, version.lengths[RECENT])
+        none = np.empty(0, np.int32)
+        out = self.recent[copy]
+        evict = {"evict_start": start, "evict_length": size, "ring": self.ring}
+        length = merge(self.text, self._of(version, RECENT), none, out, depth=self.depth, **evict)
+        assert length == version.lengths[RECENT] - dropped, "what a merge took in is not what leaves recent"
+        return version.with_segment(RECENT, length)
+
+    def recent_copy(self) -> NDArray[np.int32]:
+        """See IndexArrays."""
+        return self.suffixes(RECENT).copy()
+
+    def merge_main(self, merge_in: MainMerge) -> int:
+        """See IndexArrays."""
+        evict = {"depth": self.depth, "evict_start": merge_in.evict_start, "evict_length": merge_in.evict_size, "ring": self.ring}
+        version = self.current
+        new = sort_suffixes(self.text, merge_in.placed, self.depth)
+        added = np.empty(len(merge_in.recent) + len(new), np.int32)
+        added = added[: merge(self.text, merge_in.recent, new, added, **evict)]
+        copy = self._free_copy(version, MAIN, version.lengths[MAIN] + len(added))
+        self.reserve("buckets", copy, self.bucket_count + 1)
+        out = self.main[copy]
+        length = merge(self.text, self._of(version, MAIN), added, out, **evict)
+        fill_buckets(self.text, out[:length], self.shift, self.buckets[copy])
+        return length
+
+    def _free_copy(self, version: Version, segment: int, length: int) -> int:
+        """The copy of a segment that is not in force, ready to take `length` suffixes."""
+        copy = 1 - version.copies[segment]
+        self.reclaim(SEGMENT_NAMES[segment], copy)
+        self.reserve(SEGMENT_NAMES[segment], copy, length)
+        return copy
+
+    def _of(self, version: Version, segment: int) -> NDArray[np.int32]:
+        array = (self.main, self.recent, self.live)[segment]
+        return array[version.copies[segment], : version.lengths[segment]]

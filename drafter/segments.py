@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from itertools import islice, takewhile
 from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from draftd.drafter.bulk import load
 from draftd.drafter.documents import Document, Documents, Piece
-from draftd.drafter.index import Index, Version
-from draftd.drafter.ops.merge.cpu import fill_buckets, merge
-from draftd.drafter.ops.sort.cpu import sort_suffixes
+from draftd.drafter.index import MAIN, RECENT, IndexArrays, MainMerge, Version
+from draftd.drafter.records import StoredDocument
 
 SEPARATOR = -1
 _MAX_STATS = 10_000
@@ -61,24 +61,21 @@ class _Slice:
 
 
 @dataclass(slots=True)
-class _MainMerge:
-    """A merge into `main`: what it takes in and leaves out, and what came of it.
+class _Merge:
+    """A merge into `main` that is running.
 
     Attributes:
-        evicted: How many of the oldest pieces go; their text starts at evict_start and takes evict_size elements.
-        recent: int32 [r]; the suffixes of `recent` that it takes in; their text lies in the recent_size elements from recent_start on.
+        work: What the index merges; recent_start, recent_size: the stretch of the ring whose suffixes it takes from `recent`.
+        evicted: How many of the oldest pieces go.
         placed: Pieces that enter `main` directly.
     """
 
-    evicted: int
-    evict_start: int
-    evict_size: int
-    recent: NDArray[np.int32]
+    work: MainMerge
     recent_start: int
     recent_size: int
+    evicted: int
     placed: list[Piece]
-    main_buffer: int = 0
-    main_length: int = 0
+    length: int = 0
     seconds: float = 0.0
 
 
@@ -93,7 +90,7 @@ class Segments:
         executor: Where merges into `main` run.
     """
 
-    def __init__(self, name: str, index: Index, documents: Documents, lock: Lock, executor: Executor) -> None:
+    def __init__(self, name: str, index: IndexArrays, documents: Documents, lock: Lock, executor: Executor) -> None:
         self.name = name
         self.index = index
         self.documents = documents
@@ -102,8 +99,10 @@ class Segments:
         self.live_spans: dict[int, list[Span]] = {}
         self._lock = lock
         self._executor = executor
-        self._merge: Future[_MainMerge] | None = None
+        self._merge: Future[_Merge] | None = None
+        self._job: _Merge
         # The ring holds `_used` elements from the current version's ring_start on; what is in `recent` starts at `_recent_start`.
+        self._unpublished: Version | None = None
         self._merging: set[str] = set()
         self._used = 0
         self._recent_start = 0
@@ -111,10 +110,23 @@ class Segments:
         self._refreshed = 0
         self._max_piece = max(index.depth + 1, min(65_536, index.ring // 8))
 
+    def load(self, newest_first: Iterable[StoredDocument], evict_before: int) -> None:
+        """Fills an empty namespace with the newest documents that fit; see draftd.drafter.bulk.load."""
+        self._used = load(self.index, self.documents, newest_first, self._max_piece)
+        self._recent_start = self._head
+        self._evict_before = evict_before
+
+    @property
+    def evict_before(self) -> int:
+        """Documents of generations below this have been given up."""
+        return self._evict_before
+
     # -- the refresh thread ------------------------------------------------------------------------------------------------
 
     def refresh(self) -> bool:
         """Makes what was ingested so far visible if it fits, and answers whether anything changed."""
+        if self._unpublished is not None:
+            self._publish(self._unpublished)
         merged = self._finish_merge()
         with self._lock:
             if self.documents.changed == self._refreshed and not merged and not self._wants_eviction():
@@ -142,17 +154,13 @@ class Segments:
             for _ in range(evicted):
                 self.documents.evict(self.documents.pieces.popleft())
             self._refreshed = self.documents.changed
+            # What was placed is in this version only: if it cannot be published now, it is the first thing to do next.
+            self._unpublished = version
             text, positions, spans = self._live_text()
-        buffer = 1 - version.live_buffer
-        index.reclaim("live", buffer)
-        index.reserve("live_text", buffer, len(text) + index.depth + 1)
-        index.reserve("live", buffer, len(positions))
-        index.live_text[buffer, : len(text)] = text
-        order = sort_suffixes(index.live_text[buffer], positions, index.depth)
-        index.live[buffer, : len(order)] = order
-        published = index.publish(replace(version, live_buffer=buffer, live_length=len(order)))
+        published = index.publish(index.fill_live(version, text, positions))
+        self._unpublished = None
         self.live_spans = {published.number: spans, **{n: s for n, s in self.live_spans.items() if n > published.number - 4}}
-        self.stats.append(RefreshStat("live", self.name, time.perf_counter() - started, len(order)))
+        self.stats.append(RefreshStat("live", self.name, time.perf_counter() - started, len(positions)))
 
     @property
     def settled(self) -> bool:
@@ -265,40 +273,49 @@ class Segments:
 
     def _write(self, slices: list[_Slice]) -> list[Piece]:
         """Writes the slices at the ring's head. Nothing reads them before a version with their suffixes is published."""
-        index = self.index
-        self.index.reclaim("text", 0)
-        pieces = []
+        ring, used = self.index.ring, self._used
+        starts: list[int] = []
+        # Text of neighbours goes there in one piece.
+        runs: list[tuple[int, list[NDArray[np.int32]]]] = []
         for piece in slices:
             size = len(piece.tokens) + 1
-            if self._head + size > index.ring:
-                self._used += index.ring - self._head
-            head = self._head
-            index.reserve("text", 0, head + size + index.depth + 1)
-            index.text[head : head + size - 1] = piece.tokens
-            index.text[head + size - 1] = SEPARATOR
-            self._used += size
-            with self._lock:
-                pieces.append(self.documents.reserve(piece.document, piece.offset, head, size, piece.indexed))
-        return pieces
+            head = (self.index.current.ring_start + used) % ring
+            if head + size > ring:
+                used += ring - head
+                head = 0
+            if not runs or head == 0:
+                runs.append((head, []))
+            runs[-1][1].extend((piece.tokens, _SEPARATOR_TEXT))
+            starts.append(head)
+            used += size
+        for start, parts in runs:
+            self.index.write_text(start, np.concatenate(parts))
+        self._used = used
+        with self._lock:
+            placed = zip(slices, starts, strict=True)
+            return [self.documents.reserve(s.document, s.offset, start, len(s.tokens) + 1, s.indexed) for s, start in placed]
 
     def _fits(self, slices: list[_Slice]) -> bool:
         """The slices fit the ring, and `recent` without a merge."""
         recent = self.index.recent_capacity if self._merge is not None else self.index.recent_capacity // 2
         indexed = sum(s.indexed for s in slices)
-        return self.index.current.recent_length + indexed <= recent and self._used + self._ring_needed(slices) <= self.index.ring
+        return self.index.current.lengths[RECENT] + indexed <= recent and self._used + self._ring_needed(slices) <= self.index.ring
 
     def _place(self, slices: list[_Slice]) -> tuple[Version, list[Piece]]:
         """Merges the slices into the copy of `recent` that is not in force; the version that has them is not published yet."""
         started = time.perf_counter()
-        index, version = self.index, self.index.current
+        used = self._used
         pieces = self._write(slices)
-        new = sort_suffixes(index.text, _positions(pieces), index.depth)
-        buffer = 1 - version.recent_buffer
-        index.reclaim("recent", buffer)
-        index.reserve("recent", buffer, version.recent_length + len(new))
-        length = merge(index.text, index.recent_suffixes(), new, index.recent[buffer], depth=index.depth)
+        new = _positions(pieces)
+        try:
+            version = self.index.add_recent(self.index.current, new)
+        except BaseException:
+            self._used = used
+            with self._lock:
+                self.documents.take_back(pieces)
+            raise
         self.stats.append(RefreshStat("recent", self.name, time.perf_counter() - started, len(new)))
-        return replace(version, recent_buffer=buffer, recent_length=length), pieces
+        return version, pieces
 
     # -- merging into main ---------------------------------------------------------------------------------------------------
 
@@ -314,20 +331,27 @@ class Segments:
             wanted = min(index.ring, needed + index.ring // 8)
             while evicted < len(pieces) and index.ring - self._used + self._ring_distance(evicted) < wanted:
                 evicted += 1
-        job = _MainMerge(
+        current = index.current
+        start = self._recent_start
+        job = _Merge(
+            MainMerge(
+                recent=index.recent_copy(),
+                placed=_positions([]),
+                evict_start=current.ring_start,
+                evict_size=self._ring_distance(evicted),
+                evicted=sum(p.indexed for p in islice(pieces, evicted)),
+            ),
+            recent_start=start,
+            recent_size=self._used - (start - current.ring_start) % index.ring if current.lengths[RECENT] else 0,
             evicted=evicted,
-            evict_start=index.current.ring_start,
-            evict_size=self._ring_distance(evicted),
-            recent=index.recent_suffixes().copy(),
-            recent_start=self._recent_start,
-            recent_size=self._used - (self._recent_start - index.current.ring_start) % index.ring if index.current.recent_length else 0,
             placed=[],
-            main_buffer=1 - index.current.main_buffer,
         )
         if slices:
             job.placed = self._write(slices)
+            job.work.placed = _positions(job.placed)
             self._merging = {p.document.id for p in job.placed}
         self._recent_start = self._head
+        self._job = job
         self._merge = self._executor.submit(self._run_merge, job)
 
     def _ring_distance(self, pieces: int) -> int:
@@ -338,19 +362,9 @@ class Segments:
             return self._used
         return (self.documents.pieces[pieces].start - self.index.current.ring_start) % self.index.ring
 
-    def _run_merge(self, job: _MainMerge) -> _MainMerge:
+    def _run_merge(self, job: _Merge) -> _Merge:
         started = time.perf_counter()
-        index = self.index
-        evict = {"depth": index.depth, "evict_start": job.evict_start, "evict_length": job.evict_size, "ring": index.ring}
-        new = sort_suffixes(index.text, _positions(job.placed), index.depth)
-        added = np.empty(len(job.recent) + len(new), np.int32)
-        added = added[: merge(index.text, job.recent, new, added, **evict)]
-        index.reclaim("main", job.main_buffer)
-        index.reserve("main", job.main_buffer, index.current.main_length + len(added))
-        index.reserve("buckets", job.main_buffer, index.bucket_count + 1)
-        out = index.main[job.main_buffer]
-        job.main_length = merge(index.text, index.main_suffixes(), added, out, **evict)
-        fill_buckets(index.text, out[: job.main_length], index.shift, index.buckets[job.main_buffer])
+        job.length = self.index.merge_main(job.work)
         job.seconds = time.perf_counter() - started
         return job
 
@@ -358,31 +372,25 @@ class Segments:
         """Publishes a merge that has ended, without what it took in from `recent`, and answers whether there was one."""
         if self._merge is None or not self._merge.done():
             return False
-        job = self._merge.result()
-        self._merge = None
+        try:
+            job = self._merge.result()
+        except BaseException:
+            # What it takes in is in the ring already; it is tried again until it can be done.
+            self._merge = self._executor.submit(self._run_merge, self._job)
+            raise
         index, version = self.index, self.index.current
-        kind = "full" if version.main_length == 0 else "merge"
-        buffer = 1 - version.recent_buffer
-        index.reclaim("recent", buffer)
-        index.reserve("recent", buffer, version.recent_length)
-        recent_length = merge(
-            index.text, index.recent_suffixes(), np.empty(0, np.int32), index.recent[buffer],
-            depth=index.depth, evict_start=job.recent_start, evict_length=job.recent_size, ring=index.ring,
-        )  # fmt: skip
-        ring_start = (version.ring_start + job.evict_size) % index.ring
+        kind = "full" if version.lengths[MAIN] == 0 else "merge"
+        version = index.drop_recent(version, job.recent_start, job.recent_size, len(job.work.recent))
+        self._merge = None
         version = replace(
-            version,
-            main_buffer=job.main_buffer,
-            main_length=job.main_length,
-            recent_buffer=buffer,
-            recent_length=recent_length,
-            ring_start=ring_start,
-            evicted=version.evicted + job.evict_size,
+            version.with_segment(MAIN, job.length),
+            ring_start=(version.ring_start + job.work.evict_size) % index.ring,
+            evicted=version.evicted + job.work.evict_size,
         )
-        self._used -= job.evict_size
+        self._used -= job.work.evict_size
         self._merging = set()
         self._publish(version, job.placed, job.evicted)
-        self.stats.append(RefreshStat(kind, self.name, job.seconds, job.main_length))
+        self.stats.append(RefreshStat(kind, self.name, job.seconds, job.length))
         return True
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from draftd.drafter.documents import Document, Documents, Piece
 from draftd.drafter.drafts import Drafts
 from draftd.drafter.epochs import Epochs
-from draftd.drafter.index import Index, Version
+from draftd.drafter.index import LIVE, MAIN, RECENT, Index, Version
 from draftd.drafter.layout import CONTROL_WORDS, ROWS_HEADER_WORDS
 from draftd.drafter.ops.draft import oracle
 from draftd.drafter.ops.draft.oracle import Stretch
@@ -69,7 +69,10 @@ class LaterExecutor(Executor):
         """Runs all jobs."""
         jobs, self._jobs = self._jobs, []
         for future, job in jobs:
-            future.set_result(job())
+            try:
+                future.set_result(job())
+            except OSError as error:
+                future.set_exception(error)
 
 
 class Bench:
@@ -206,12 +209,12 @@ class Bench:
     def _contents(self, version: Version) -> list[object]:
         """All that a reader of the version may look at."""
         index, depth = self.index, self.index.depth
-        main = index.main[version.main_buffer, : version.main_length].tolist()
-        recent = index.recent[version.recent_buffer, : version.recent_length].tolist()
-        live = index.live[version.live_buffer, : version.live_length].tolist()
-        text, live_text = index.text.tolist(), index.live_text[version.live_buffer].tolist()
+        main = index.main[version.copies[MAIN], : version.lengths[MAIN]].tolist()
+        recent = index.recent[version.copies[RECENT], : version.lengths[RECENT]].tolist()
+        live = index.live[version.copies[LIVE], : version.lengths[LIVE]].tolist()
+        text, live_text = index.text.tolist(), index.live_text[version.copies[LIVE]].tolist()
         suffixes = [suffix(text, p, depth) for p in main + recent] + [suffix(live_text, p, depth) for p in live]
-        return [main, recent, live, suffixes, index.buckets[version.main_buffer].tolist() if main else []]
+        return [main, recent, live, suffixes, index.buckets[version.copies[MAIN]].tolist() if main else []]
 
     def _age(self, position: int) -> int:
         return (position - self.index.current.ring_start) % self.index.ring
@@ -246,22 +249,22 @@ class Bench:
 
     def _check_order(self) -> None:
         index, depth = self.index, self.index.depth
-        for array in (index.main_suffixes(), index.recent_suffixes()):
+        for array in (index.suffixes(MAIN), index.suffixes(RECENT)):
             keys = [suffix(index.text.tolist(), p, depth) for p in array.tolist()]
             assert keys == sorted(keys)
-        live_text = index.live_text[index.current.live_buffer].tolist()
-        live = index.live_suffixes().tolist()
+        live_text = index.live_text[index.current.copies[LIVE]].tolist()
+        live = index.suffixes(LIVE).tolist()
         assert live == sort_suffixes(live_text, sorted(live), depth)
-        main, recent = ([self._age(p) for p in a.tolist()] for a in (index.main_suffixes(), index.recent_suffixes()))
+        main, recent = ([self._age(p) for p in a.tolist()] for a in (index.suffixes(MAIN), index.suffixes(RECENT)))
         assert max(main, default=-1) < min(recent, default=index.ring), "main holds something newer than recent"
 
     def _check_buckets(self) -> None:
         index = self.index
-        main = index.main_suffixes().tolist()
+        main = index.suffixes(MAIN).tolist()
         if not main:
             return
         firsts = [int(index.text[p]) for p in main]
-        for bucket, at in enumerate(index.buckets[index.current.main_buffer].tolist()):
+        for bucket, at in enumerate(index.buckets[index.current.copies[MAIN]].tolist()):
             assert at == sum(f < bucket << index.shift for f in firsts)
 
     def _check_contents(self) -> None:
@@ -270,14 +273,14 @@ class Bench:
         text = index.text.tolist()
         indexed: Counter[tuple[int, int]] = Counter()
         placed = self.placed()
-        for position in [*index.main_suffixes().tolist(), *index.recent_suffixes().tolist()]:
+        for position in [*index.suffixes(MAIN).tolist(), *index.suffixes(RECENT).tolist()]:
             (piece,) = (p for p in placed if p.start <= position < p.start + p.indexed)
             at = piece.offset + position - piece.start
             indexed[id(piece.document), at] += 1
             assert suffix(text, position, depth) == self.copies[id(piece.document)][at : at + depth]
-        live_text = index.live_text[index.current.live_buffer].tolist()
+        live_text = index.live_text[index.current.copies[LIVE]].tolist()
         spans = self.segments.live_spans.get(index.current.number, [])
-        for position in index.live_suffixes().tolist():
+        for position in index.suffixes(LIVE).tolist():
             span = [s for s in spans if s.start <= position][-1]
             at = span.offset + position - span.start
             indexed[id(span.document), at] += 1

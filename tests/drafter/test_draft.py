@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from draftd.drafter.corpus import Corpus
 from draftd.drafter.corpus_config import CorpusConfig
+from draftd.drafter.index import MAIN
 from draftd.drafter.ops.draft.oracle import Stretch, cap_of
 from draftd.drafter.params import DraftParams
 from draftd.drafter.reader import draft_local, propose_local
@@ -78,7 +79,7 @@ def test_large_loci_with_many_continuations(floor: float, continuations: int) ->
             bench.refresh()
             bench.executor.run()
     bench.refresh()
-    assert bench.index.current.main_length
+    assert bench.index.current.lengths[MAIN]
     params = DraftParams(k=6, max_depth=8, spec_factor=4, min_token_prob=floor)
     bench.assert_drafts([[50, 51], [51], [50], [0, 50, 51], [50, 51, 1]], params)
     bench.close()
@@ -182,6 +183,6 @@ def test_token_outside_the_vocabulary_reads_nothing_outside_the_index() -> None:
         bench.refresh()
         bench.executor.run()
     bench.refresh()
-    assert bench.segments.index.current.main_length
+    assert bench.segments.index.current.lengths[MAIN]
     bench.assert_drafts([[1, 2, 2**31 - 1], [2**31 - 1, 1, 2], [-1], [-(2**31), 3]], DraftParams(max_depth=16))
     bench.close()

@@ -11,7 +11,7 @@ import pytest
 
 from draftd.drafter import layout
 from draftd.drafter.epochs import Epochs
-from draftd.drafter.index import Index, Version, bucket_shift
+from draftd.drafter.index import MAIN, Index, Version, bucket_shift
 from draftd.drafter.params import DraftParams
 from draftd.drafter.reader import MappedIndex, TornRead
 from tests.drafter.bench import Bench, addresses, ints
@@ -40,7 +40,7 @@ def test_header_says_what_the_index_is(index: Index) -> None:
 
 def test_published_version_is_in_its_descriptor(index: Index) -> None:
     for length in range(1, 10):
-        published = index.publish(replace(index.current, main_length=length, main_buffer=length % 2, ring_start=3 * length))
+        published = index.publish(Version(copies=(length % 2, 0, 0), lengths=(length, 0, 0), ring_start=3 * length))
         assert published == index.current
         number = int(index.header[layout.HEADER_VERSION])
         assert number == published.number == length + 1
@@ -63,7 +63,7 @@ def test_reclaiming_a_copy_ends_the_versions_that_had_it(index: Index) -> None:
     first = index.current.number
     index.reclaim("main", 1)
     assert index.is_whole(first), "a copy that no version had ends none"
-    second = index.publish(replace(index.current, main_buffer=1)).number
+    second = index.publish(replace(index.current, copies=(1, 0, 0))).number
     assert index.is_whole(first)
     index.reclaim("main", 0)
     assert not index.is_whole(first)
@@ -79,8 +79,8 @@ def test_moving_the_rings_start_retires_the_text_before_it(index: Index) -> None
 
 
 def test_reclaimed_version_never_falls(index: Index) -> None:
-    index.publish(replace(index.current, recent_buffer=1))
-    index.publish(replace(index.current, live_buffer=1))
+    index.publish(replace(index.current, copies=(1, 1, 0)))
+    index.publish(replace(index.current, copies=(1, 1, 1)))
     index.reclaim("live", 0)
     reclaimed = int(index.header[layout.HEADER_RECLAIMED])
     index.reclaim("recent", 0)
@@ -126,7 +126,7 @@ def test_last_token_of_the_vocabulary_has_a_bucket() -> None:
         for i in range(4):
             bench.ingest(str(i), [vocab - 1, 0, vocab - 1], True)
             bench.settle()
-        assert bench.index.current.main_length
+        assert bench.index.current.lengths[MAIN]
         assert (vocab - 1) >> bench.index.shift < bench.index.bucket_count
         bench.check()
         bench.assert_drafts([[vocab - 1], [vocab - 1, 0], [0, vocab - 1]], DraftParams(max_depth=4))
@@ -175,4 +175,4 @@ def test_readers_map_read_only(bench: Bench) -> None:
 
 def test_version_defaults_are_an_empty_index() -> None:
     version = Version()
-    assert (version.main_length, version.recent_length, version.live_length, version.ring_start) == (0, 0, 0, 0)
+    assert (version.lengths, version.ring_start) == ((0, 0, 0), 0)

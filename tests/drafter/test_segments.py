@@ -5,6 +5,7 @@ The rings are so small that wrap-around, eviction under a match, merges, and ove
 
 from __future__ import annotations
 
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -262,4 +263,34 @@ def test_merges_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
             bench.segments.wait_merged()
             bench.refresh()
         bench.check()
+    bench.close()
+
+
+@pytest.mark.parametrize("step", ["write_text", "fill_live", "add_recent", "recent_copy", "merge_main", "drop_recent"])
+def test_refresh_that_fails_is_tried_again_and_nothing_is_lost(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever cannot be written for want of memory, once it can, every token is indexed once."""
+    bench = Bench(vocab=9, quota=128, recent=48, live=16)
+    whole = getattr(bench.index, step)
+    failures = 0
+
+    def failing(*args: object) -> object:
+        nonlocal failures
+        if failures < 3:
+            failures += 1
+            raise OSError("no memory")
+        return whole(*args)
+
+    monkeypatch.setattr(bench.index, step, failing)
+    for i in range(12):
+        bench.ingest(str(i), [(i + j) % 9 for j in range(15)], True)
+        for _ in range(6):
+            with contextlib.suppress(OSError):
+                bench.refresh()
+                bench.check()
+            bench.executor.run()
+    assert failures == 3
+    bench.settle()
+    bench.check()
+    bench.assert_drafts([[(3 + j) % 9 for j in range(6)], [8, 0]], DraftParams(k=8, max_depth=8, spec_factor=4))
+    assert bench.documents.evicted_tokens + bench.documents.tokens_held() == 12 * 15
     bench.close()
