@@ -25,18 +25,17 @@ from draftd.drafter.drafts import Drafts
 from draftd.drafter.epochs import Epochs
 from draftd.drafter.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from draftd.drafter.explain import Explanation, explain
-from draftd.drafter.index import LIVE, MAIN, RECENT, Index
-from draftd.drafter.keeper import KeptNamespace, Keeper, UniqueClock
-from draftd.drafter.layout import ROWS_HEADER_WORDS, BlockSpec, control_block_spec
+from draftd.drafter.host_indexes import HostIndexes, Indexes
+from draftd.drafter.index import LIVE, MAIN, RECENT, IndexArrays
+from draftd.drafter.keeper import Keeper, KeptNamespace, UniqueClock
+from draftd.drafter.layout import BlockSpec, control_block_spec
 from draftd.drafter.params import MAX_VOCAB, DraftParams
-from draftd.drafter.reader import IndexReader, TornRead, draft_local
 from draftd.drafter.records import NamespaceInfo, RowContext, StoredDocument, check_document_id, check_tokens
 from draftd.drafter.segments import RefreshStat, Segments
 from draftd.drafter.shm import SharedBlock, ShmDir
 from draftd.drafter.stats import EngineStats
 
 _NAME = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
-_SERVICE = "service"
 _T = TypeVar("_T")
 _MAX_LAGS = 100_000
 """Lags that are remembered until somebody asks."""
@@ -48,7 +47,7 @@ class _Namespace:
     name: str
     vocab_size: int
     fingerprint: str
-    index: Index
+    index: IndexArrays
     documents: Documents
     segments: Segments
     lock: Lock
@@ -61,12 +60,14 @@ class Corpus:
 
     Args:
         keeper: Told of all that has to outlive the process.
+        indexes: Where the indexes are; None: where the configuration says.
 
     Raises:
         OSError: The shared memory cannot be made.
+        InvalidArgument, ResourceExhausted: The configured device is not there, or has not that much memory.
     """
 
-    def __init__(self, config: CorpusConfig | None = None, keeper: Keeper | None = None) -> None:
+    def __init__(self, config: CorpusConfig | None = None, keeper: Keeper | None = None, indexes: Indexes | None = None) -> None:
         self.config = config or CorpusConfig()
         self.clock = UniqueClock()
         self._keeper = keeper
@@ -76,10 +77,7 @@ class Corpus:
         control = cast(NDArray[np.int64], SharedBlock.from_spec(self._control_spec, create=True)[1]["control"])
         self._epochs = Epochs(control)
         self._epochs.beat()
-        pins = np.zeros(ROWS_HEADER_WORDS, np.int64)
-        self._epochs.add_reader(_SERVICE, pins)
-        self._reader = IndexReader(control, pins)
-        self._reader_lock = Lock()
+        self._indexes = indexes or _indexes_of(self.config, self._dir.path, control, self._epochs)
         self._namespaces: dict[str, _Namespace] = {}
         self._blocks: dict[str, rowpoll.PolledRows] = {}
         self._lock = Lock()
@@ -91,7 +89,6 @@ class Corpus:
         self._cycles_started = 0
         self._cycles_done = 0
         self._lags: deque[float] = deque(maxlen=_MAX_LAGS)
-        self._created = 0
         self.refresh_errors = 0
 
     # -- life ----------------------------------------------------------------------------------------------------------------
@@ -111,20 +108,25 @@ class Corpus:
         self._executor.shutdown()
         self._dir.close()
 
+    def abandon(self) -> None:
+        """Removes the blocks' names without waiting for any thread, since the process ends now."""
+        self._dir.close()
+
     def _warm_up(self) -> None:
         """Runs every kernel once, on a namespace of its own, so that no caller waits for a compiler."""
         name = "_warm_up"
         namespace = self._make_namespace(name, 16, "", quota=max(1024, 8 * self.config.depth))
-        self._reader.add_index(name, namespace.index.spec)
+        self._indexes.add(name, namespace.index)
         for i in range(40):
             tokens = np.arange(i % 7, i % 7 + 60, dtype=np.int32) % 16
             namespace.documents.ingest(str(i), 0, tokens, True, "")
             namespace.segments.refresh()
             namespace.segments.wait_merged()
         row = np.arange(40, dtype=np.int32) % 16
-        self._reader.draft(_addresses([row, row]), np.array([40, 40]), [name, ""], DraftParams(max_depth=self.config.depth))
-        self._reader.remove_index(name)
-        Path(namespace.index.spec.handle).unlink()
+        for params in self._indexes.settings():
+            self._indexes.draft([row, row], [name, ""], params)
+        self._indexes.remove(name)
+        namespace.index.close()
 
     def _run(self) -> None:
         interval = self.config.refresh_interval_ms / 1000
@@ -209,8 +211,7 @@ class Corpus:
         with self._lock:
             there = self._namespaces.get(name)
             if there is None:
-                if len(self._namespaces) >= self.config.max_namespaces:
-                    raise ResourceExhausted(f"there are {self.config.max_namespaces} namespaces, as many as may be", "namespace")
+                self._check_room()
                 namespace = self._make_namespace(
                     name, vocab_size, fingerprint, self.config.quota_of(name), self.clock.now_us(), self._keeper
                 )
@@ -237,32 +238,33 @@ class Corpus:
             OSError: There is no shared memory for it.
         """
         name = kept.name
+        self._check_room()
         namespace = self._make_namespace(name, kept.vocab_size, kept.fingerprint, self.config.quota_of(name), kept.key, self._keeper)
         namespace.documents.generation = kept.generation
         try:
             namespace.segments.load(newest_first, kept.evict_before)
             with self._lock:
-                if len(self._namespaces) >= self.config.max_namespaces:
-                    raise ResourceExhausted(f"there are {self.config.max_namespaces} namespaces, as many as may be", "namespace")
+                self._check_room()
                 self._add(namespace)
         except BaseException:
-            Path(namespace.index.spec.handle).unlink(missing_ok=True)
+            namespace.index.close()
             raise
         return _info(namespace)
 
+    def _check_room(self) -> None:
+        if len(self._namespaces) >= self.config.max_namespaces:
+            raise ResourceExhausted(f"there are {self.config.max_namespaces} namespaces, as many as may be", "namespace")
+
     def _add(self, namespace: _Namespace) -> None:
         self._namespaces[namespace.name] = namespace
-        with self._reader_lock:
-            self._reader.add_index(namespace.name, namespace.index.spec)
+        self._indexes.add(namespace.name, namespace.index)
 
     def _remove(self, name: str) -> _Namespace:
         with self._lock:
             namespace = self._get(name)
             del self._namespaces[name]
-        with self._reader_lock:
-            self._reader.remove_index(name)
-        namespace.index.mark_dropped()
-        Path(namespace.index.spec.handle).unlink(missing_ok=True)
+        self._indexes.remove(name)
+        namespace.index.close()
         return namespace
 
     def _tell(self, namespace: _Namespace) -> None:
@@ -287,22 +289,13 @@ class Corpus:
         Raises:
             NotFound: It does not exist.
         """
-        namespace = self._remove(name)
-        return _kept(namespace), _info(namespace)
+        info = _info(self._get(name))
+        return _kept(self._remove(name)), info
 
     def _make_namespace(
         self, name: str, vocab_size: int, fingerprint: str, quota: int, key: int = 0, keeper: Keeper | None = None
     ) -> _Namespace:
-        self._created += 1
-        index = Index(
-            str(self._dir.path / f"index-{self._created}"),
-            vocab_size=vocab_size,
-            quota_tokens=quota,
-            recent_tokens=min(self.config.recent_tokens, quota),
-            live_tokens=self.config.live_tokens,
-            depth=self.config.depth,
-            epochs=self._epochs,
-        )
+        index = self._indexes.make(vocab_size, quota)
         documents, lock = Documents(key, self.clock, keeper), Lock()
         return _Namespace(name, vocab_size, fingerprint, index, documents, Segments(name, index, documents, lock, self._executor), lock)
 
@@ -349,10 +342,10 @@ class Corpus:
         Raises:
             NotFound: It does not exist.
         """
+        info = _info(self._get(name))
         namespace = self._remove(name)
         if self._keeper is not None:
             self._keeper.namespace_dropped(namespace.documents.key)
-        info = _info(namespace)
         return info.documents, info.tokens
 
     def advance_generation(self, name: str, keep: int | None = None) -> tuple[int, int]:
@@ -511,13 +504,7 @@ class Corpus:
     def draft_checked(self, rows: list[RowContext], params: DraftParams) -> Drafts:
         """`propose` for rows whose tokens were checked as they came."""
         tokens = [np.ascontiguousarray(row.tokens, np.int32) for row in rows]
-        addresses, lengths = _addresses(tokens), np.array([len(t) for t in tokens], np.int64)
-        names = ["" if row.private else row.namespace for row in rows]
-        with self._reader_lock:
-            try:
-                return self._reader.draft(addresses, lengths, names, params)
-            except TornRead:
-                return draft_local(addresses, lengths, params)
+        return self._indexes.draft(tokens, ["" if row.private else row.namespace for row in rows], params)
 
     def explain(self, namespace: str, tokens: NDArray[np.int32], params: DraftParams, limit: int = 10) -> Explanation:
         """Every matched suffix of `tokens` with its exact counts, next tokens and documents, and the draft that follows.
@@ -529,12 +516,11 @@ class Corpus:
         space = self._get(namespace)
         drafts = self.propose([RowContext(tokens, namespace, False)], params)
         tokens = np.ascontiguousarray(tokens, np.int32)
-        with self._reader_lock:
-            for _ in range(_EXPLAIN_TRIES):
-                with self._reader.pinned():
-                    explanation = explain(space.index, space.segments, tokens, params, limit, drafts)
-                if space.index.is_whole(explanation.version):
-                    return explanation
+        for _ in range(_EXPLAIN_TRIES):
+            with self._indexes.pinned():
+                explanation = explain(space.index.host_copy(), space.segments, tokens, params, limit, drafts)
+            if space.index.is_whole(explanation.version):
+                return explanation
         raise ResourceExhausted("the index is refreshed faster than it can be explained; try again", "namespace")
 
     # -- what others map -----------------------------------------------------------------------------------------------------
@@ -548,8 +534,14 @@ class Corpus:
 
         Raises:
             NotFound: It does not exist.
+            FailedPrecondition: The index is not in host memory.
         """
-        return self._get(namespace).index.spec
+        return self._indexes.spec(self._get(namespace).index)
+
+    @property
+    def can_be_mapped(self) -> bool:
+        """Engines on the host can map the indexes and draft themselves."""
+        return self.config.device == "cpu"
 
     def attach_rows(self, attachment_id: str, max_rows: int, max_length: int, namespaces: list[str]) -> BlockSpec:
         """Makes a row block for an engine that maps, and reads it at each refresh from now on.
@@ -629,16 +621,22 @@ def _drain(items: deque[_T]) -> list[_T]:
     return [items.popleft() for _ in range(len(items))]
 
 
-def _addresses(tokens: list[NDArray[np.int32]]) -> NDArray[np.int64]:
-    # Not t.ctypes.data, which makes a Python object ten times as slowly.
-    return np.array([t.__array_interface__["data"][0] for t in tokens], np.int64)
+def _indexes_of(config: CorpusConfig, directory: Path, control: NDArray[np.int64], epochs: Epochs) -> Indexes:
+    if config.device == "cpu":
+        return HostIndexes(directory, config, control, epochs)
+    # PyTorch and Triton are needed here only.
+    try:
+        from draftd.drafter.device_indexes import DeviceIndexes
+    except ImportError as error:
+        raise InvalidArgument(f"device is {config.device}; it needs PyTorch and Triton: pip install draftd[gpu]", "device") from error
+    return DeviceIndexes(config, config.device)
 
 
 def _tokens(namespace: _Namespace, document: Document) -> NDArray[np.int32]:
     """int32 [n]; all tokens of a document of which nothing was evicted. Call it under the lock."""
     tokens = np.empty(document.length, np.int32)
     for piece in document.pieces:
-        tokens[piece.offset : piece.offset + piece.indexed] = namespace.index.text[piece.start : piece.start + piece.indexed]
+        tokens[piece.offset : piece.offset + piece.indexed] = namespace.index.host_text[piece.start : piece.start + piece.indexed]
     if document.length > document.released:
         tokens[document.released :] = document.tokens(document.released, document.length)
     return tokens

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from draftd.drafter.errors import InvalidArgument
 from draftd.drafter.params import MAX_DEPTH
+
+_DEVICE = re.compile(r"cpu|cuda(:[0-9]{1,3})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,9 @@ class CorpusConfig:
         recent_tokens: Most suffixes of the segment `recent`; half of it triggers a merge into `main`.
         live_tokens: Most tokens of the segment `live`, separators included.
         keep_generations: Generations that a namespace keeps when a new one starts and the caller does not say.
+        device: Where the indexes are and drafting happens: "cpu", "cuda", or "cuda:N" for one of several GPUs.
+        device_memory_bytes: Memory that is allocated on the GPU for all indexes.
+        quotas: Quotas of namespaces whose name fits a pattern (fnmatch), in tokens; the first that fits counts, before quota_tokens.
     """
 
     shm_root: Path | None = None
@@ -32,6 +39,9 @@ class CorpusConfig:
     recent_tokens: int = 262_144
     live_tokens: int = 131_072
     keep_generations: int = 2**31 - 1
+    device: str = "cpu"
+    device_memory_bytes: int = 2**30
+    quotas: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -42,7 +52,18 @@ class CorpusConfig:
             ("recent_tokens", 2 * self.depth, 2**30),
             ("live_tokens", 2 * self.depth, 2**30),
             ("keep_generations", 1, 2**31 - 1),
+            ("device_memory_bytes", 2**20, 2**40),
         ):
             value = getattr(self, name)
             if not low <= value <= high:
                 raise InvalidArgument(f"{name} is {value}; it must be in [{low}, {high}]", name)
+        if not _DEVICE.fullmatch(self.device):
+            raise InvalidArgument(f"device is {self.device!r}; it must be cpu, cuda or cuda:N", "device")
+        low, high = 8 * self.depth, 2**31 - 2 - self.depth
+        for pattern, quota in self.quotas:
+            if not low <= quota <= high:
+                raise InvalidArgument(f"the quota of {pattern} is {quota}; it must be in [{low}, {high}]", "quotas")
+
+    def quota_of(self, namespace: str) -> int:
+        """The quota of a namespace, in tokens."""
+        return next((quota for pattern, quota in self.quotas if fnmatchcase(namespace, pattern)), self.quota_tokens)

@@ -6,16 +6,27 @@ descriptor that they read, so a copy may be overwritten once the launches before
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from threading import RLock
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from draftd.drafter import device_layout as dl
+from draftd.drafter.device_memory import DeviceMemory
+from draftd.drafter.index import LIVE, MAIN, RECENT, IndexImage, MainMerge, Version, bucket_shift
+from draftd.drafter.ops.merge.gpu import fill_buckets, merge
+from draftd.drafter.ops.sort.gpu import sort_positions
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceShape:
-    """Sizes of an index, in tokens; depth: to which suffixes are sorted; buckets: entries of a first-token table."""
+    """Sizes of an index, in tokens; depth: to which suffixes are sorted.
+
+    Raises:
+        ValueError: The quota is too large.
+    """
 
     quota_tokens: int
     recent_tokens: int
@@ -23,69 +34,97 @@ class DeviceShape:
     vocab_size: int
     depth: int = 64
 
+    def __post_init__(self) -> None:
+        if self.quota_tokens > dl.MAX_RING:
+            raise ValueError(f"quota_tokens is {self.quota_tokens}; at most {dl.MAX_RING} on a GPU")
+
     @property
     def shift(self) -> int:
-        """Bits by which a token is shifted to its bucket: a table no larger than an eighth of the quota."""
-        shift = 0
-        while (self.vocab_size >> shift) + 1 > max(64, self.quota_tokens // 8):
-            shift += 1
-        return shift
+        """Bits by which a token is shifted to its bucket."""
+        return bucket_shift(self.vocab_size, self.quota_tokens)
 
     @property
     def buckets(self) -> int:
+        """Entries of a first-token table but for its last."""
         return ((self.vocab_size - 1) >> self.shift) + 1
+
+    def arrays(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the int32 arrays, in the order in which they lie in memory."""
+        return {
+            "text": (self.quota_tokens + self.depth + 1,),
+            "main": (2, self.quota_tokens),
+            "recent": (2, self.recent_tokens),
+            "live": (2, self.live_tokens),
+            "live_text": (2, self.live_tokens + self.depth + 1),
+            "buckets": (dl.SEGMENTS, 2, self.buckets + 1),
+        }
+
+    @property
+    def elements(self) -> int:
+        """int32 elements that an index takes of the arena."""
+        return sum(_aligned(torch.Size(shape).numel()) for shape in self.arrays().values())
 
 
 class DeviceIndex:
-    """The arrays of one namespace, as views into one arena.
+    """The arrays of one namespace, as views into the arena. See IndexArrays for what a refresh does to them.
 
     Args:
         shape: Sizes.
-        device: Where to allocate.
+        device: Where to allocate an arena of its own, if `memory` is None.
+        memory: Where to take memory from.
+
+    Attributes:
+        arena, headers: Those of the memory. slot: Its row of the headers.
+        text: int32 [quota + depth + 1]; live_text: int32 [2, ...]; main, recent, live: int32 [2, ...]; buckets: int32 [3, 2, ...].
+        host_text: int32 [quota + depth + 1]; the ring's text on the host.
 
     Raises:
-        ValueError: The quota is too large.
+        ResourceExhausted: The memory has not enough left.
     """
 
-    def __init__(self, shape: DeviceShape, device: torch.device | str) -> None:
-        if shape.quota_tokens > dl.MAX_RING:
-            raise ValueError(f"quota_tokens is {shape.quota_tokens}; at most {dl.MAX_RING}")
+    def __init__(self, shape: DeviceShape, device: torch.device | str = "cuda", memory: DeviceMemory | None = None) -> None:
         self.shape = shape
-        sizes = {
-            "text": (shape.quota_tokens + shape.depth + 1,),
-            "main": (2, shape.quota_tokens),
-            "recent": (2, shape.recent_tokens),
-            "live": (2, shape.live_tokens),
-            "live_text": (2, shape.live_tokens + shape.depth + 1),
-            "buckets": (dl.SEGMENTS, 2, shape.buckets + 1),
-        }
+        self.depth, self.ring = shape.depth, shape.quota_tokens
+        self.recent_capacity, self.live_capacity = shape.recent_tokens, shape.live_tokens
+        self.memory = memory or DeviceMemory(4 * shape.elements, 1, device)
+        self.arena, self.headers = self.memory.words, self.memory.headers
+        self._start, self.slot = self.memory.take(shape.elements)
         self._offsets: dict[str, int] = {}
-        at = 0
-        for name, size in sizes.items():
+        at = self._start
+        views = {}
+        for name, size in shape.arrays().items():
             self._offsets[name] = at
-            at += -(-torch.Size(size).numel() // 32) * 32
-        self.arena = torch.zeros(at, dtype=torch.int32, device=device)
-        self.headers = torch.zeros((1, dl.DEVICE_HEADER_WORDS), dtype=torch.int64, device=device)
-        views = {n: self.arena[self._offsets[n] : self._offsets[n] + torch.Size(s).numel()].view(s) for n, s in sizes.items()}
+            views[name] = self.arena[at : at + torch.Size(size).numel()].view(size)
+            at += _aligned(views[name].numel())
         self.text, self.main, self.recent = views["text"], views["main"], views["recent"]
         self.live, self.live_text, self.buckets = views["live"], views["live_text"], views["buckets"]
-        self.text.fill_(-1)
-        self.live_text.fill_(-1)
-        self.current = DeviceVersion()
+        self.host_text = np.full(self.ring + self.depth + 1, -1, np.int32)
+        self._lock = RLock()
+        self._last_eviction = 0
+        self.current = Version()
+        with self.memory.stream("refresh"):
+            self.text.fill_(-1)
+            self.live_text.fill_(-1)
+            self.buckets.zero_()
+        self.publish(self.current)
 
     @property
     def byte_size(self) -> int:
         """Device memory that the index takes."""
-        return self.arena.numel() * 4 + self.headers.numel() * 8
+        return 4 * self.shape.elements + self.headers.stride(0) * 8
 
-    def publish(self, version: DeviceVersion) -> DeviceVersion:
-        """Puts `version` in force under the next number, in the order of the current stream, and answers it."""
+    def resident_bytes(self) -> int:
+        """Device memory that the index takes; see byte_size."""
+        return self.byte_size
+
+    def publish(self, version: Version) -> Version:
+        """Puts `version` in force under the next number, and returns when it is."""
         number = self.current.number + 1
-        version = DeviceVersion(number, version.copies, version.lengths, version.ring_start)
+        version = replace(version, number=number)
         words = [0] * dl.DEVICE_DESCRIPTOR_WORDS
         words[dl.DD_VERSION] = number
         words[dl.DD_RING_START] = version.ring_start
-        words[dl.DD_RING] = self.shape.quota_tokens
+        words[dl.DD_RING] = self.ring
         words[dl.DD_SHIFT] = self.shape.shift
         for segment, name in enumerate(("main", "recent", "live")):
             copy = version.copies[segment]
@@ -94,20 +133,124 @@ class DeviceIndex:
             words[record + dl.DS_SUFFIXES] = self._offsets[name] + copy * array.stride(0)
             words[record + dl.DS_LENGTH] = version.lengths[segment]
             words[record + dl.DS_BUCKETS] = self._offsets["buckets"] + segment * self.buckets.stride(0) + copy * self.buckets.stride(1)
-            live = segment == dl.SEGMENTS - 1
-            words[record + dl.DS_TEXT] = self._offsets["live_text"] + copy * self.live_text.stride(0) if live else self._offsets["text"]
+            words[record + dl.DS_TEXT] = (
+                self._offsets["live_text"] + copy * self.live_text.stride(0) if segment == LIVE else self._offsets["text"]
+            )
         start = dl.DEVICE_DESCRIPTORS_START + (number % dl.DEVICE_DESCRIPTORS) * dl.DEVICE_DESCRIPTOR_WORDS
-        self.headers[0, start : start + dl.DEVICE_DESCRIPTOR_WORDS].copy_(torch.tensor(words))
-        self.headers[0, dl.DEVICE_VERSION].fill_(number)
-        self.current = version
+        with self._lock, self.memory.stream("refresh"):
+            header = self.headers[self.slot]
+            header[start : start + dl.DEVICE_DESCRIPTOR_WORDS].copy_(torch.tensor(words))
+            header[dl.DEVICE_VERSION].fill_(number)
+            self.memory.wait("refresh")
+            if version.evicted != self.current.evicted:
+                self._last_eviction = number
+            self.current = version
         return version
 
+    def write_text(self, start: int, tokens: NDArray[np.int32]) -> None:
+        """See IndexArrays."""
+        with self._lock, self.memory.stream("refresh"):
+            self.host_text[start : start + len(tokens)] = tokens
+            self.text[start : start + len(tokens)].copy_(self._upload(tokens))
 
-@dataclass(frozen=True, slots=True)
-class DeviceVersion:
-    """What is in force: for main, recent and live which copy and how many suffixes; where the oldest text starts."""
+    def fill_live(self, version: Version, text: NDArray[np.int32], positions: NDArray[np.int32]) -> Version:
+        """See IndexArrays."""
+        copy = 1 - version.copies[LIVE]
+        with self._lock, self.memory.stream("refresh"):
+            own = self.live_text[copy]
+            own[: len(text)].copy_(self._upload(text))
+            self._fill(LIVE, copy, own, sort_positions(own, self._upload(positions), self.depth, self.shape.vocab_size))
+        return version.with_segment(LIVE, len(positions))
 
-    number: int = 0
-    copies: tuple[int, int, int] = (0, 0, 0)
-    lengths: tuple[int, int, int] = (0, 0, 0)
-    ring_start: int = field(default=0)
+    def add_recent(self, version: Version, positions: NDArray[np.int32]) -> Version:
+        """See IndexArrays."""
+        copy, length = 1 - version.copies[RECENT], version.lengths[RECENT] + len(positions)
+        with self._lock, self.memory.stream("refresh"):
+            new = sort_positions(self.text, self._upload(positions), self.depth, self.shape.vocab_size)
+            self._merge(RECENT, version, new, self.recent[copy, :length])
+        return version.with_segment(RECENT, length)
+
+    def drop_recent(self, version: Version, start: int, size: int, dropped: int) -> Version:
+        """See IndexArrays."""
+        copy, length = 1 - version.copies[RECENT], version.lengths[RECENT] - dropped
+        with self._lock, self.memory.stream("refresh"):
+            none = torch.empty(0, dtype=torch.int32, device=self.text.device)
+            self._merge(RECENT, version, none, self.recent[copy, :length], start, size)
+        return version.with_segment(RECENT, length)
+
+    def recent_copy(self) -> torch.Tensor:
+        """See IndexArrays."""
+        with self.memory.stream("refresh"):
+            return self.recent[self.current.copies[RECENT], : self.current.lengths[RECENT]].clone()
+
+    def merge_main(self, merge_in: MainMerge) -> int:
+        """See IndexArrays."""
+        version = self.current
+        recent: torch.Tensor = merge_in.recent
+        length = version.lengths[MAIN] + recent.shape[0] + len(merge_in.placed) - merge_in.evicted
+        # What is in `main` is older than what is in `recent`, and the oldest goes first.
+        kept = recent.shape[0] - max(0, merge_in.evicted - version.lengths[MAIN])
+        start, size = merge_in.evict_start, merge_in.evict_size
+        with self.memory.stream("merge"):
+            new = sort_positions(self.text, self._upload(merge_in.placed), self.depth, self.shape.vocab_size)
+            if recent.shape[0]:
+                added = torch.empty(kept + new.shape[0], dtype=torch.int32, device=self.text.device)
+                merge(self.text, recent, new, added, depth=self.depth, evict_start=start, evict_length=size, ring=self.ring)
+                new = added
+            self._merge(MAIN, version, new, self.main[1 - version.copies[MAIN], :length], start, size)
+        self.memory.wait("merge")
+        return length
+
+    def host_copy(self) -> IndexImage:
+        """The version in force, copied to the host."""
+        with self._lock, self.memory.stream("refresh"):
+            version = self.current
+            arrays = [
+                array[version.copies[segment], : version.lengths[segment]].cpu().numpy()
+                for segment, array in enumerate((self.main, self.recent, self.live))
+            ]
+            live_text = self.live_text[version.copies[LIVE]].cpu().numpy()
+        return IndexImage(version, self.ring, self.host_text, live_text, (arrays[0], arrays[1], arrays[2]))
+
+    def is_whole(self, number: int) -> bool:
+        """No text of that version has been overwritten, and it is not long ago."""
+        return number >= self._last_eviction and self.current.number - number < dl.DEVICE_DESCRIPTORS
+
+    def close(self) -> None:
+        """Takes the index out of force and gives its memory back, once no launch reads it any more."""
+        with self._lock, self.memory.stream("refresh"):
+            self.headers[self.slot].zero_()
+            self.memory.wait("refresh")
+        self.memory.wait_for_launches()
+        self.memory.give(self._start, self.shape.elements, self.slot)
+
+    def _merge(
+        self, segment: int, version: Version, new: torch.Tensor, out: torch.Tensor, evict_start: int = 0, evict_length: int = 0
+    ) -> None:
+        """Merges into the copy of a segment that is not in force, which `out` is the beginning of."""
+        copy = version.copies[segment]
+        array = (self.main, self.recent, self.live)[segment]
+        old = array[copy, : version.lengths[segment]]
+        buckets = self.buckets[segment]
+        merge(
+            self.text, old, new, out, depth=self.depth, buckets=buckets[copy], shift=self.shape.shift,
+            evict_start=evict_start, evict_length=evict_length, ring=self.ring,
+        )  # fmt: skip
+        fill_buckets(self.text, out, self.shape.shift, buckets[1 - copy])
+
+    def _fill(self, segment: int, copy: int, text: torch.Tensor, suffixes: torch.Tensor) -> None:
+        array = (self.main, self.recent, self.live)[segment]
+        array[copy, : suffixes.shape[0]].copy_(suffixes)
+        fill_buckets(text, suffixes, self.shape.shift, self.buckets[segment, copy])
+
+    def _upload(self, array: NDArray[np.int32]) -> torch.Tensor:
+        """A copy on the device; the host does not wait for it."""
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        return tensor.pin_memory().to(self.text.device, non_blocking=True) if self.memory.on_gpu else tensor
+
+
+DeviceVersion = Version
+
+
+def _aligned(elements: int) -> int:
+    return -(-elements // dl.ALIGNMENT) * dl.ALIGNMENT

@@ -10,6 +10,9 @@ DEVICE_LAYOUT_VERSION = 1
 SEGMENTS = 3
 """main, recent, live; the same order everywhere, from the oldest to the most recent."""
 
+ALIGNMENT = 32
+"""Arrays start at multiples of so many elements: 128 bytes."""
+
 # Words of a namespace's header (int64).
 DEVICE_HEADER_WORDS = 192
 DEVICE_VERSION = 0

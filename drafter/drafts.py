@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +55,15 @@ class Drafts:
             occurrences=np.empty(n, np.int32),
             version=np.zeros(n, np.int64),
         )
+
+    def put(self, rows: slice | NDArray[np.int64], part: Drafts) -> None:
+        """Replaces the drafts of `rows` by those of `part`."""
+        for field in fields(self):
+            getattr(self, field.name)[rows] = getattr(part, field.name)
+
+    def first(self, n: int) -> Drafts:
+        """The drafts of the first n rows, as views."""
+        return Drafts(*(getattr(self, field.name)[:n] for field in fields(self)))
 
     def row(self, i: int) -> list[int]:
         """The tokens drafted for row i."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftd.drafter.drafts import SOURCE_CORPUS, SOURCE_LOCAL, Drafts
-from draftd.drafter.index import LIVE, Index, Version
+from draftd.drafter.index import LIVE, IndexImage
 from draftd.drafter.ops.draft.oracle import RECENT_LIMIT, cap_of, chain_of, local_chain, local_occurrences
 from draftd.drafter.ops.search.cpu import locus
 from draftd.drafter.params import DraftParams
@@ -55,24 +55,25 @@ class Explanation:
     version: int
 
 
-def explain(index: Index, segments: Segments, tokens: NDArray[np.int32], params: DraftParams, limit: int, drafts: Drafts) -> Explanation:
-    """Every matched suffix of `tokens`; valid if the index is still whole for the version that it names.
+def explain(
+    image: IndexImage, segments: Segments, tokens: NDArray[np.int32], params: DraftParams, limit: int, drafts: Drafts
+) -> Explanation:
+    """Every matched suffix of `tokens`; valid if the index is still whole for the image's version.
 
     Args:
         tokens: int32 [n].
         limit: Most next tokens and documents to list a match.
         drafts: The draft of `tokens`.
     """
-    version = index.current
     matches = []
     longest = min(params.max_depth, len(tokens)) - 1
     for length in range(1, longest + 1):
-        if params.use_corpus and (match := _corpus_match(index, segments, version, tokens, length, params, limit)) is not None:
+        if params.use_corpus and (match := _corpus_match(image, segments, tokens, length, params, limit)) is not None:
             matches.append(match)
         if params.use_local and (match := _local_match(tokens, length, params, limit)) is not None:
             matches.append(match)
     matches.sort(key=lambda m: (-m.length, m.source))
-    return Explanation(matches, drafts, version.number)
+    return Explanation(matches, drafts, image.version.number)
 
 
 class _Hit(NamedTuple):
@@ -84,24 +85,22 @@ class _Hit(NamedTuple):
 
 
 def _corpus_match(
-    index: Index, segments: Segments, version: Version, tokens: NDArray[np.int32], length: int, params: DraftParams, limit: int
+    image: IndexImage, segments: Segments, tokens: NDArray[np.int32], length: int, params: DraftParams, limit: int
 ) -> MatchInfo | None:
     start = len(tokens) - length
-    live_text = index.live_text[version.copies[LIVE]]
     hits: list[_Hit] = []
-    for segment, arrays in enumerate((index.main, index.recent, index.live)):
-        text, array = live_text if segment == LIVE else index.text, arrays[version.copies[segment]]
-        count = version.lengths[segment]
+    for segment, array in enumerate(image.suffixes):
+        text, count = image.live_text if segment == LIVE else image.text, len(array)
         low, high = locus(text, array, 0, count, tokens, start, length)
         for position in array[low:high].tolist():
-            age = position if segment == LIVE else (position - version.ring_start) % index.ring
+            age = position if segment == LIVE else (position - image.version.ring_start) % image.ring
             hits.append(_Hit(segment, age, position))
     if not hits:
         return None
     hits.sort()
 
     def token_after(hit: _Hit, offset: int) -> int | None:
-        token = int((live_text if hit.segment == LIVE else index.text)[hit.position + length + offset])
+        token = int((image.live_text if hit.segment == LIVE else image.text)[hit.position + length + offset])
         return token if token >= 0 else None
 
     chain = chain_of(
@@ -109,7 +108,7 @@ def _corpus_match(
         recent_limit=RECENT_LIMIT,
     )  # fmt: skip
     counts = Counter(t for hit in hits if (t := token_after(hit, 0)) is not None)
-    documents = list(_documents(index, segments, version, hits[: -limit - 1 : -1]))
+    documents = list(_documents(image, segments, hits[: -limit - 1 : -1]))
     return MatchInfo(SOURCE_CORPUS, length, len(hits), counts.most_common(limit), len(counts), documents, chain.tokens, chain.score)
 
 
@@ -123,11 +122,11 @@ def _local_match(tokens: NDArray[np.int32], length: int, params: DraftParams, li
     return MatchInfo(SOURCE_LOCAL, length, occurrences, counts.most_common(limit), len(counts), [], chain.tokens, chain.score)
 
 
-def _documents(index: Index, segments: Segments, version: Version, hits: list[_Hit]) -> Iterator[DocumentMatch]:
+def _documents(image: IndexImage, segments: Segments, hits: list[_Hit]) -> Iterator[DocumentMatch]:
     """The documents behind hits; pieces lie in the ring in their order, so their start tells which one it is."""
     pieces = list(segments.documents.pieces)
-    starts = [(p.start - version.ring_start) % index.ring for p in pieces]
-    spans = segments.live_spans.get(version.number, [])
+    starts = [(p.start - image.version.ring_start) % image.ring for p in pieces]
+    spans = segments.live_spans.get(image.version.number, [])
     span_starts = [s.start for s in spans]
     for hit in hits:
         if hit.segment == LIVE:

@@ -7,8 +7,9 @@ What a refresh replaces is there twice. A version names the copies in force; the
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from threading import Lock
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +71,16 @@ class MainMerge:
     evicted: int
 
 
+class IndexImage(NamedTuple):
+    """A version's text and suffixes on the host: text int32 [>= ring + depth], live_text int32, suffixes of main, recent and live."""
+
+    version: Version
+    ring: int
+    text: NDArray[np.int32]
+    live_text: NDArray[np.int32]
+    suffixes: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]
+
+
 class IndexArrays(Protocol):
     """What Segments asks of an index: its shape, and what a refresh does to its arrays.
 
@@ -84,8 +95,20 @@ class IndexArrays(Protocol):
     current: Version
 
     @property
-    def text(self) -> NDArray[np.int32]:
+    def host_text(self) -> NDArray[np.int32]:
         """int32 [>= ring + depth]; the ring's text on the host."""
+
+    def host_copy(self) -> IndexImage:
+        """The version in force as the host sees it, for people; valid while it is whole."""
+
+    def is_whole(self, number: int) -> bool:
+        """Nothing of that version has been overwritten yet."""
+
+    def resident_bytes(self) -> int:
+        """Memory that the index takes now."""
+
+    def close(self) -> None:
+        """Tells readers that the namespace is gone, and gives back its memory."""
 
     def write_text(self, start: int, tokens: NDArray[np.int32]) -> None:
         """Writes text into the ring, separators included. Nothing reads it before a version with its suffixes is published."""
@@ -212,14 +235,26 @@ class Index:
         """Memory that the block takes now."""
         return self._block.resident_bytes()
 
-    def is_whole(self, version: int) -> bool:
-        """Nothing of that version has been overwritten yet."""
-        newer = int(self.header[layout.HEADER_VERSION]) - version
-        return int(self.header[layout.HEADER_RECLAIMED]) < version and newer < layout.DESCRIPTORS - 1
+    def is_whole(self, number: int) -> bool:
+        """See IndexArrays."""
+        newer = int(self.header[layout.HEADER_VERSION]) - number
+        return int(self.header[layout.HEADER_RECLAIMED]) < number and newer < layout.DESCRIPTORS - 1
 
-    def mark_dropped(self) -> None:
-        """Tells readers that the namespace is gone."""
+    def close(self) -> None:
+        """Tells readers that the namespace is gone, and removes the block's name."""
         publish(self.header, layout.HEADER_DROPPED, 1)
+        Path(self.spec.handle).unlink(missing_ok=True)
+
+    @property
+    def host_text(self) -> NDArray[np.int32]:
+        """See IndexArrays."""
+        return self.text
+
+    def host_copy(self) -> IndexImage:
+        """See IndexArrays. Nothing is copied."""
+        version = self.current
+        arrays = tuple(self._of(version, segment) for segment in (MAIN, RECENT, LIVE))
+        return IndexImage(version, self.ring, self.text, self.live_text[version.copies[LIVE]], (arrays[0], arrays[1], arrays[2]))
 
     def suffixes(self, segment: int) -> NDArray[np.int32]:
         """int32 [n]; the current copy of a segment; positions of `live` are in `live_text`'s current copy."""

@@ -174,9 +174,7 @@ class IndexReader:
         drafts = Drafts.empty(len(addresses), params.k)
         for name in names:
             rows = np.array([i for i, n in enumerate(namespace_of) if n == name])
-            part = self._draft_one(name, addresses[rows], lengths[rows], params)
-            for field in ("tokens", "probabilities", "counts", "source", "match_length", "occurrences", "version"):
-                getattr(drafts, field)[rows] = getattr(part, field)
+            drafts.put(rows, self._draft_one(name, addresses[rows], lengths[rows], params))
         return drafts
 
     def _draft_one(self, name: str, addresses: NDArray[np.int64], lengths: NDArray[np.int64], params: DraftParams) -> Drafts:

@@ -32,11 +32,12 @@ class NamespaceInfo:
 
 
 class StoredDocument(NamedTuple):
-    """A committed document: its id, int32 tokens and generation."""
+    """A committed document: its id, int32 tokens, generation, and when it was committed, in microseconds of Unix time."""
 
     document_id: str
     tokens: NDArray[np.int32]
     generation: int
+    committed_us: int = 0
 
 
 class RowContext(NamedTuple):

@@ -157,7 +157,7 @@ def test_descriptor_that_is_being_written_is_not_used(bench: Bench) -> None:
 def test_dropped_namespace_gives_local_drafts(bench: Bench) -> None:
     bench.ingest("d", [1, 2, 3, 4], True)
     bench.refresh()
-    bench.index.mark_dropped()
+    bench.index.close()
     drafts = bench.draft([[1, 2], [5, 6, 5]], DraftParams(max_depth=8))
     assert drafts.version.tolist() == [0, 0]
     assert drafts.source.tolist() == [0, 1]

@@ -1,40 +1,67 @@
-"""Sorting suffixes to a bounded depth on a GPU: three tokens make one 63-bit key, then ranks are doubled where keys were equal.
+"""Sorting suffixes to a bounded depth on a GPU: by a 63-bit key of their first tokens, then equal keys by merging sorted runs.
 
-Ranks are doubled as in Larsson and Sadakane, "Faster suffix sorting" (2007): only suffixes that are not told apart yet are touched again.
+A merge sort by comparisons, but only where keys are equal. Nothing waits for the host, and launches depend on sizes alone.
 """
 
 from __future__ import annotations
 
 import torch
+import triton
 
-_KEY_TOKENS = 3
-_TOKEN_BITS = 21
+from draftd.drafter.ops.sort.gpu_runs import merge_runs
+from draftd.drafter.ops.sort.gpu_tiles import order_tiles, pack_keys
+
+MAX_VOCABULARY = (1 << 21) - 1
+_KEY_BITS = 63
+_MIN_TOKEN_BITS = 12
+_LOG_TILE = 5
+_FEW = 1 << 20
+"""Up to so many suffixes launches are what costs, and more runs are merged at once."""
 
 
-def first_keys(text: torch.Tensor, positions: torch.Tensor, depth: int) -> torch.Tensor:
-    """int64 [m]; the first three tokens of each suffix, zero from its separator on.
+def sort_positions(text: torch.Tensor, positions: torch.Tensor, depth: int, vocab_size: int = MAX_VOCABULARY) -> torch.Tensor:
+    """Positions in the order of their suffixes. Does not wait for the device, and can be captured.
+
+    While it sorts by keys it takes about 50 bytes a suffix from torch's allocator, then 24 until it is done.
 
     Args:
-        text: int32 [t]; positions: integer [m].
+        text: int32 [t]; tokens below vocab_size and separators (-1), with at least `depth` more elements after the last position.
+        positions: int32 [m]; where the suffixes start.
+        depth: Tokens of a suffix that count.
+        vocab_size: A smaller one lets more tokens into a key.
+
+    Returns:
+        int32 [m]; equal suffixes in the order of their positions.
     """
-    key = torch.zeros(positions.shape, dtype=torch.int64, device=text.device)
-    alive = torch.ones(positions.shape, dtype=torch.bool, device=text.device)
-    for j in range(_KEY_TOKENS):
-        token = text[positions + j]
-        alive = alive & (token >= 0) if j < depth else torch.zeros_like(alive)
-        key = (key << _TOKEN_BITS) | torch.where(alive, token.to(torch.int64) + 1, 0)
-    return key
+    count = positions.shape[0]
+    if count == 0:
+        return torch.empty_like(positions)
+    bits = max(_MIN_TOKEN_BITS, vocab_size.bit_length())
+    whole = _KEY_BITS // bits
+    keys = torch.empty(count, dtype=torch.int64, device=text.device)
+    pack_keys[(triton.cdiv(count, 512),)](text, positions, keys, count, depth, WHOLE=whole, BITS=bits, BLOCK=512)
+    keys, order = torch.sort(keys)
+    suffixes = torch.empty_like(positions)
+    order_tiles[(triton.cdiv(count, 1 << _LOG_TILE),)](
+        text, positions, keys, order, suffixes, count, depth, WHOLE=whole, BITS=bits, TILE=1 << _LOG_TILE, num_warps=1
+    )
+    del order
+    log_width = _LOG_TILE
+    log_runs = 2 if count <= _FEW else 1
+    spare = torch.empty_like(positions)
+    while count > 1 << log_width:
+        block = 32 if log_width < 10 else 128
+        merge_runs[(triton.cdiv(count, block),)](
+            text, keys, suffixes, spare, count, log_width, depth,
+            WHOLE=whole, BITS=bits, LOG_RUNS=log_runs, BLOCK=block, CHUNK=4, num_warps=1,
+        )  # fmt: skip
+        suffixes, spare = spare, suffixes
+        log_width += log_runs
+    return suffixes
 
 
-def _group_starts(is_first: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """For each element the index of its group's first one."""
-    return torch.cummax(torch.where(is_first, index, 0), dim=0).values
-
-
-def sort_text(text: torch.Tensor, length: int, depth: int) -> torch.Tensor:
-    """All suffixes of text[:length], in their order.
-
-    Waits for the device a few times.
+def sort_text(text: torch.Tensor, length: int, depth: int, vocab_size: int = MAX_VOCABULARY) -> torch.Tensor:
+    """All suffixes of text[:length], in their order. Waits for the device once, to learn how many there are.
 
     Args:
         text: int32 [t]; tokens and separators (-1). A separator is at `length` or just before it, and `depth` more elements follow.
@@ -43,49 +70,4 @@ def sort_text(text: torch.Tensor, length: int, depth: int) -> torch.Tensor:
     Returns:
         int32 [m]; positions of tokens, equal suffixes in the order of their positions.
     """
-    device = text.device
-    is_token = text[:length] >= 0
-    positions = is_token.nonzero().squeeze(1)
-    count = positions.shape[0]
-    if count == 0:
-        return torch.empty(0, dtype=torch.int32, device=device)
-    separators = (text[: length + 1] < 0).nonzero().squeeze(1)
-    keys, order = torch.sort(first_keys(text, positions, depth), stable=True)
-    suffixes = positions[order]
-    index = torch.arange(count, device=device)
-    is_first = torch.ones(count, dtype=torch.bool, device=device)
-    torch.ne(keys[1:], keys[:-1], out=is_first[1:])
-    # Rank of each position by its first `sorted_depth` tokens; 0 is left for what comes after a document's end.
-    rank = torch.zeros(length + depth + 1, dtype=torch.int32, device=device)
-    rank[suffixes] = (_group_starts(is_first, index) + 1).to(torch.int32)
-    del keys, order
-    # Elements that are not told apart yet: their index, in rising order; equal ones are neighbours.
-    open_ = _not_alone(is_first)
-    sorted_depth = min(_KEY_TOKENS, depth)
-    while sorted_depth < depth and open_.shape[0] > 0:
-        step = min(sorted_depth, depth - sorted_depth)
-        at = suffixes[open_]
-        rest = separators[torch.searchsorted(separators, at)] - at
-        # Suffixes that ended before are equal as a whole group.
-        more = rest >= sorted_depth
-        open_, at = open_[more], at[more]
-        if open_.shape[0] == 0:
-            break
-        group = rank[at].to(torch.int64)
-        key = (group << 32) | rank[at + step].to(torch.int64)
-        key, order = torch.sort(key, stable=True)
-        at = at[order]
-        suffixes[open_] = at
-        first = torch.ones(open_.shape[0], dtype=torch.bool, device=device)
-        torch.ne(key[1:], key[:-1], out=first[1:])
-        rank[at] = (_group_starts(first, open_) + 1).to(torch.int32)
-        open_ = open_[_not_alone(first)]
-        sorted_depth += step
-    return suffixes.to(torch.int32)
-
-
-def _not_alone(is_first: torch.Tensor) -> torch.Tensor:
-    """int64 [m]; indices of elements whose group has others."""
-    alone = is_first.clone()
-    alone[:-1] &= is_first[1:]
-    return (~alone).nonzero().squeeze(1)
+    return sort_positions(text, (text[:length] >= 0).nonzero().squeeze(1).to(torch.int32), depth, vocab_size)

@@ -1,0 +1,166 @@
+"""The indexes of a corpus on one GPU, and drafting from them for rows that are on the host: the service's own RPCs.
+
+An engine with tokens on the device uses DeviceDrafter, with nothing on the host in between.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from threading import Lock
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from draftd.drafter.corpus_config import CorpusConfig
+from draftd.drafter.device import DeviceDrafter, DeviceDrafts
+from draftd.drafter.device_index import DeviceIndex, DeviceShape
+from draftd.drafter.device_memory import DeviceMemory
+from draftd.drafter.drafts import Drafts
+from draftd.drafter.errors import FailedPrecondition, InvalidArgument
+from draftd.drafter.index import IndexArrays
+from draftd.drafter.layout import BlockSpec
+from draftd.drafter.params import DraftParams
+
+_MAX_DRAFTERS = 16
+"""Workspaces that are kept: one a batch size, row length and parameters."""
+_MAX_CALL_TOKENS = 1 << 24
+"""Elements of a token buffer on the device; more rows are drafted for in several calls."""
+_MIN_WIDTH = 256
+
+
+@dataclass(slots=True)
+class _Workspace:
+    """A drafter with its input on both sides and its output: tokens int32 [n, width]; words int32 [3, n], lengths, rows, namespaces."""
+
+    drafter: DeviceDrafter
+    host_tokens: torch.Tensor
+    host_words: torch.Tensor
+    tokens: torch.Tensor
+    words: torch.Tensor
+    out: DeviceDrafts
+
+
+class DeviceIndexes:
+    """Indexes in device memory that is allocated at once; see Indexes.
+
+    Args:
+        device: A CUDA device; "cpu" for Triton's interpreter.
+
+    Raises:
+        ResourceExhausted: The device has not that much free memory.
+        InvalidArgument: There is no such device, or not one namespace fits the memory.
+    """
+
+    def __init__(self, config: CorpusConfig, device: str) -> None:
+        self._config = config
+        self.memory = DeviceMemory(config.device_memory_bytes, config.max_namespaces, _checked(device))
+        shape = self._shape(2**17, config.quota_tokens)
+        if 4 * shape.elements > config.device_memory_bytes:
+            raise InvalidArgument(
+                f"device_memory is {config.device_memory_bytes >> 20} MiB; one namespace of quota_tokens={config.quota_tokens} needs "
+                f"{-(-4 * shape.elements // 2**20)}",
+                "device_memory",
+            )
+        self._slots: dict[str, int] = {}
+        self._lock = Lock()
+        self._workspaces: OrderedDict[tuple[int, int, DraftParams], _Workspace] = OrderedDict()
+        self._stream = torch.cuda.Stream(self.memory.device, priority=-1) if self.memory.on_gpu else None
+
+    def _shape(self, vocab_size: int, quota_tokens: int) -> DeviceShape:
+        config = self._config
+        return DeviceShape(quota_tokens, min(config.recent_tokens, quota_tokens), config.live_tokens, vocab_size, config.depth)
+
+    def make(self, vocab_size: int, quota_tokens: int) -> DeviceIndex:
+        """See Indexes."""
+        return DeviceIndex(self._shape(vocab_size, quota_tokens), memory=self.memory)
+
+    def add(self, name: str, index: IndexArrays) -> None:
+        """See Indexes."""
+        assert isinstance(index, DeviceIndex)
+        with self._lock:
+            self._slots[name] = index.slot
+
+    def remove(self, name: str) -> None:
+        """See Indexes."""
+        with self._lock:
+            self._slots.pop(name, None)
+
+    def spec(self, index: IndexArrays) -> BlockSpec:
+        """See Indexes."""
+        raise FailedPrecondition(f"the index is on {self.memory.device}: it cannot be mapped by host processes", "transport")
+
+    def draft(self, rows: Sequence[NDArray[np.int32]], names: Sequence[str], params: DraftParams) -> Drafts:
+        """See Indexes."""
+        drafts = Drafts.unset(len(rows), params.k)
+        width = max(_MIN_WIDTH, 1 << (max(map(len, rows), default=1) - 1).bit_length())
+        most = max(1, _MAX_CALL_TOKENS // width)
+        with self._lock:
+            for at in range(0, len(rows), most):
+                part = self._draft(rows[at : at + most], [self._slots.get(n, -1) for n in names[at : at + most]], width, params)
+                drafts.put(slice(at, at + most), part)
+        return drafts
+
+    def _draft(self, rows: Sequence[NDArray[np.int32]], slots: list[int], width: int, params: DraftParams) -> Drafts:
+        n = len(rows)
+        work = self._workspace(1 << (n - 1).bit_length(), width, params)
+        tokens, words = work.host_tokens.numpy(), work.host_words.numpy()
+        for i, row in enumerate(rows):
+            tokens[i, : len(row)] = row
+        words[0, :n] = [len(row) for row in rows]
+        words[2, :n] = slots
+        # The batch is filled up with empty rows.
+        words[0, n:] = 0
+        words[2, n:] = -1
+        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            work.tokens[:n].copy_(work.host_tokens[:n], non_blocking=True)
+            work.words.copy_(work.host_words, non_blocking=True)
+            work.drafter.propose(work.tokens, work.words[0], work.words[1], work.words[2], work.out)
+            self.memory.note_launch()
+            return work.out.numpy().first(n)
+
+    def _workspace(self, batch: int, width: int, params: DraftParams) -> _Workspace:
+        key = (batch, width, params)
+        work = self._workspaces.get(key)
+        if work is None:
+            memory = self.memory
+            drafter = DeviceDrafter(memory.words, memory.headers, max_batch=batch, max_row_tokens=width, params=params)
+            host = {"dtype": torch.int32, "pin_memory": memory.on_gpu}
+            work = _Workspace(
+                drafter,
+                torch.zeros((batch, width), **host),
+                torch.zeros((3, batch), **host),
+                torch.zeros((batch, width), dtype=torch.int32, device=memory.device),
+                torch.zeros((3, batch), dtype=torch.int32, device=memory.device),
+                DeviceDrafts.empty(batch, params.k, memory.device),
+            )
+            work.host_words[1] = torch.arange(batch, dtype=torch.int32)
+            self._workspaces[key] = work
+            if len(self._workspaces) > _MAX_DRAFTERS:
+                self._workspaces.popitem(last=False)
+        self._workspaces.move_to_end(key)
+        return work
+
+    @contextmanager
+    def pinned(self) -> Iterator[None]:
+        """See Indexes. What is read is a copy."""
+        yield
+
+    def settings(self) -> Sequence[DraftParams]:
+        """See Indexes."""
+        params = DraftParams(max_depth=self._config.depth)
+        return [params, replace(params, use_corpus=False), replace(params, use_local=False), replace(params, k=64)]
+
+
+def _checked(name: str) -> torch.device:
+    if name == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise InvalidArgument(f"device is {name}; PyTorch {torch.__version__} finds no CUDA GPU here", "device")
+    device = torch.device(name if ":" in name else f"{name}:{torch.cuda.current_device()}")
+    if device.index >= torch.cuda.device_count():
+        raise InvalidArgument(f"device is {name}; there are {torch.cuda.device_count()} CUDA GPUs", "device")
+    return device
