@@ -90,11 +90,12 @@ class Corpus:
         self._cycles_done = 0
         self._lags: deque[float] = deque(maxlen=_MAX_LAGS)
         self.refresh_errors = 0
+        self.refresh_failure: Exception | None = None
 
     # -- life ----------------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Compiles the kernels and starts the refresh thread."""
+        """Compiles the kernels and starts the refresh thread. Namespaces come afterwards: compiling takes room for a small one."""
         self._warm_up()
         self._thread = Thread(target=self._run, name="draftd-refresh", daemon=True)
         self._thread.start()
@@ -153,9 +154,9 @@ class Corpus:
                 arrivals, namespace.arrivals = namespace.arrivals, []
             try:
                 namespace.segments.refresh()
-            except (OSError, MemoryError, ValueError):
-                # The old version stays in force; counted, and tried again at the next refresh.
+            except Exception as error:  # noqa: BLE001 - the old version stays in force; counted, kept, and tried again at the next refresh
                 self.refresh_errors += 1
+                self.refresh_failure = error
             now = time.perf_counter()
             self._lags.extend(now - t for t in arrivals)
         for block, seen in polled:
@@ -538,10 +539,13 @@ class Corpus:
         """
         return self._indexes.spec(self._get(namespace).index)
 
-    @property
-    def can_be_mapped(self) -> bool:
-        """Engines on the host can map the indexes and draft themselves."""
-        return self.config.device == "cpu"
+    def memory_use(self) -> str:
+        """What memory the indexes take, for people."""
+        return self._indexes.memory_use()
+
+    def device_bytes(self) -> dict[str, int]:
+        """Bytes of GPU memory by part: indexes, free for others, working memory; empty without a GPU."""
+        return self._indexes.device_bytes()
 
     def attach_rows(self, attachment_id: str, max_rows: int, max_length: int, namespaces: list[str]) -> BlockSpec:
         """Makes a row block for an engine that maps, and reads it at each refresh from now on.
@@ -574,6 +578,10 @@ class Corpus:
     def row_stats(self, attachment_id: str) -> EngineStats:
         """The counters that an engine keeps in its row block."""
         return self._blocks[attachment_id].rows.stats.snapshot()
+
+    def rows_in_use(self, attachment_id: str) -> int:
+        """Rows of an attachment that hold a request that goes on."""
+        return self._blocks[attachment_id].rows_in_use
 
     def row_errors(self, attachment_id: str) -> int:
         """Rows of an attachment that the service refused to take."""

@@ -11,13 +11,17 @@ import numpy as np
 import torch
 import triton
 
-from draftd.drafter.device_layout import LOCUS_LENGTHS, MAX_ROW_TOKENS, SEGMENTS
+from draftd.drafter.device_layout import LOCUS_LENGTHS, MAX_ROW_TOKENS, ROW_RECORD_WORDS, SEGMENTS
 from draftd.drafter.drafts import Drafts
 from draftd.drafter.ops.draft.gpu import draft_chains
 from draftd.drafter.ops.search.gpu import match_rows
+from draftd.drafter.ops.warp import INTERPRETED
 from draftd.drafter.params import DraftParams
 
-_PROGRAMS_MAX = 32
+_PROGRAMS_MAX = 16
+_SLOTS_MAX = 256
+# A kernel's launch overlaps with the kernel before it; the interpreter does not know the word.
+_EARLY = {} if INTERPRETED else {"launch_pdl": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,8 @@ class Launch:
         lengths: Suffix lengths that one program searches; probes: places that each search probes at once.
         group_programs: Groups of suffix lengths that are searched at once; 0: all.
         parts: Programs that match one row locally, each in blocks of `block` tokens.
-        programs: Programs that share a row's chains, from 2 to 32. chain_registers: most registers that each takes a thread.
+        programs: Programs that share a row's chains, from 3 to 16. slots: occurrences that each holds, 32 to 256.
+        hits: Hits that each reads at once. chain_registers: most registers that each takes a thread.
     """
 
     lengths: int = 8
@@ -37,11 +42,13 @@ class Launch:
     parts: int = 4
     block: int = 1024
     programs: int = 8
+    slots: int = 128
+    hits: int = 256
     chain_registers: int | None = None
 
     def __post_init__(self) -> None:
-        if not 2 <= self.programs <= _PROGRAMS_MAX:
-            raise ValueError(f"programs is {self.programs}; it must be in [2, {_PROGRAMS_MAX}]")
+        if not 3 <= self.programs <= _PROGRAMS_MAX:
+            raise ValueError(f"programs is {self.programs}; it must be in [3, {_PROGRAMS_MAX}]")
 
     @staticmethod
     def of(batch: int, max_row_tokens: int) -> Launch:
@@ -124,18 +131,18 @@ class DeviceDrafter:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
         self._loci = ints(max_batch, SEGMENTS, LOCUS_LENGTHS, 2)
-        self._hits = ints(max_batch, max_row_tokens)
-        self._hit_counts = ints(max_batch)
+        self._hits = ints(max_batch, 2, max_row_tokens)
+        self._hit_counts = ints(max_batch, 2)
         self._histograms = ints(max_batch, 64)
         self._finished = ints(max_batch)
-        self._snapshot = torch.zeros(max_batch, dtype=torch.int64, device=device)
+        self._records = torch.zeros((max_batch, ROW_RECORD_WORDS), dtype=torch.int64, device=device)
         self._best_keys = torch.zeros(max_batch, dtype=torch.int64, device=device)
         self._lengths = max(16, triton.next_power_of_2(params.max_depth))
         chains = max_batch * 2 * self._lengths
         self._chain_tokens = ints(chains * self._k)
         self._chain_probs = torch.zeros(chains * self._k, dtype=torch.float32, device=device)
         self._chain_words = ints(chains * 2)
-        self._scratch = ints(max_batch * _PROGRAMS_MAX * 32)
+        self._scratch = ints(max_batch * _PROGRAMS_MAX * (_SLOTS_MAX + 2 * self._k))
 
     def propose(self, tokens: torch.Tensor, lengths: torch.Tensor, rows: torch.Tensor, namespaces: torch.Tensor, out: DeviceDrafts) -> None:
         """Drafts for rows of the engine's buffer, on the current stream.
@@ -161,19 +168,19 @@ class DeviceDrafter:
         groups = -(-(params.max_depth - 1) // launch.lengths)
         group_programs = min(launch.group_programs or groups, groups)
         use_corpus = params.use_corpus and self.headers.shape[0] > 0
-        shared = (self._snapshot, self._loci, self._hits, self._hits.stride(0), self._hit_counts, self._histograms)
+        shared = (self._records, self._loci, self._hits, self._hits.stride(1), self._hit_counts, self._histograms)
         tasks = (SEGMENTS * group_programs if use_corpus else 0) + (launch.parts if params.use_local else 0)
         if tasks:
             match_rows[(batch, tasks)](
                 self.arena, self.headers, tokens, tokens.stride(0), lengths, rows, namespaces, *shared, params.max_depth,
                 USE_LOCAL=params.use_local, USE_CORPUS=use_corpus, GROUPS=groups, GROUP_PROGRAMS=group_programs,
                 LENGTHS=launch.lengths, PROBES=launch.probes, PARTS=launch.parts, BLOCK=launch.block,
-                BACK=self._lengths, num_warps=1,
+                BACK=self._lengths, num_warps=1, **_EARLY,
             )  # fmt: skip
         draft_chains[(batch, launch.programs)](
-            self.arena, self.headers, tokens, tokens.stride(0), lengths, rows, namespaces, *shared, self._best_keys, self._finished,
+            self.arena, tokens, *shared, self._best_keys, self._finished,
             self._chain_tokens, self._chain_probs, self._chain_words, self._scratch, self._caps, params.max_depth, k, self._min_prob,
             out.tokens, out.probabilities, out.counts, out.source, out.match_length, out.occurrences, out.version,
             USE_LOCAL=params.use_local, USE_CORPUS=use_corpus, LENGTHS=self._lengths, K=self._k, PROGRAMS=launch.programs,
-            num_warps=1, enable_fp_fusion=False, maxnreg=launch.chain_registers,
+            SLOTS=launch.slots, BLOCK=launch.hits, num_warps=1, enable_fp_fusion=False, maxnreg=launch.chain_registers, **_EARLY,
         )  # fmt: skip

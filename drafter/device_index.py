@@ -86,6 +86,7 @@ class DeviceIndex:
         self.shape = shape
         self.depth, self.ring = shape.depth, shape.quota_tokens
         self.recent_capacity, self.live_capacity = shape.recent_tokens, shape.live_tokens
+        self.shift = shape.shift
         self.memory = memory or DeviceMemory(4 * shape.elements, 1, device)
         self.arena, self.headers = self.memory.words, self.memory.headers
         self._start, self.slot = self.memory.take(shape.elements)
@@ -125,7 +126,7 @@ class DeviceIndex:
         words[dl.DD_VERSION] = number
         words[dl.DD_RING_START] = version.ring_start
         words[dl.DD_RING] = self.ring
-        words[dl.DD_SHIFT] = self.shape.shift
+        words[dl.DD_SHIFT] = self.shift
         for segment, name in enumerate(("main", "recent", "live")):
             copy = version.copies[segment]
             array: torch.Tensor = getattr(self, name)
@@ -181,7 +182,7 @@ class DeviceIndex:
     def recent_copy(self) -> torch.Tensor:
         """See IndexArrays."""
         with self.memory.stream("refresh"):
-            return self.recent[self.current.copies[RECENT], : self.current.lengths[RECENT]].clone()
+            return self.suffixes(RECENT).clone()
 
     def merge_main(self, merge_in: MainMerge) -> int:
         """See IndexArrays."""
@@ -192,7 +193,9 @@ class DeviceIndex:
         kept = recent.shape[0] - max(0, merge_in.evicted - version.lengths[MAIN])
         start, size = merge_in.evict_start, merge_in.evict_size
         with self.memory.stream("merge"):
-            new = sort_positions(self.text, self._upload(merge_in.placed), self.depth, self.shape.vocab_size)
+            placed = merge_in.placed
+            span = (int(placed.min()), int(placed.max()) + 1) if len(placed) else None
+            new = sort_positions(self.text, self._upload(placed), self.depth, self.shape.vocab_size, span)
             if recent.shape[0]:
                 added = torch.empty(kept + new.shape[0], dtype=torch.int32, device=self.text.device)
                 merge(self.text, recent, new, added, depth=self.depth, evict_start=start, evict_length=size, ring=self.ring)
@@ -201,14 +204,16 @@ class DeviceIndex:
         self.memory.wait("merge")
         return length
 
+    def suffixes(self, segment: int) -> torch.Tensor:
+        """int32 [n]; the current copy of a segment; positions of `live` are in `live_text`'s current copy."""
+        array = (self.main, self.recent, self.live)[segment]
+        return array[self.current.copies[segment], : self.current.lengths[segment]]
+
     def host_copy(self) -> IndexImage:
         """The version in force, copied to the host."""
         with self._lock, self.memory.stream("refresh"):
             version = self.current
-            arrays = [
-                array[version.copies[segment], : version.lengths[segment]].cpu().numpy()
-                for segment, array in enumerate((self.main, self.recent, self.live))
-            ]
+            arrays = [self.suffixes(segment).cpu().numpy() for segment in (MAIN, RECENT, LIVE)]
             live_text = self.live_text[version.copies[LIVE]].cpu().numpy()
         return IndexImage(version, self.ring, self.host_text, live_text, (arrays[0], arrays[1], arrays[2]))
 
@@ -233,15 +238,15 @@ class DeviceIndex:
         old = array[copy, : version.lengths[segment]]
         buckets = self.buckets[segment]
         merge(
-            self.text, old, new, out, depth=self.depth, buckets=buckets[copy], shift=self.shape.shift,
+            self.text, old, new, out, depth=self.depth, buckets=buckets[copy], shift=self.shift,
             evict_start=evict_start, evict_length=evict_length, ring=self.ring,
         )  # fmt: skip
-        fill_buckets(self.text, out, self.shape.shift, buckets[1 - copy])
+        fill_buckets(self.text, out, self.shift, buckets[1 - copy])
 
     def _fill(self, segment: int, copy: int, text: torch.Tensor, suffixes: torch.Tensor) -> None:
         array = (self.main, self.recent, self.live)[segment]
         array[copy, : suffixes.shape[0]].copy_(suffixes)
-        fill_buckets(text, suffixes, self.shape.shift, self.buckets[segment, copy])
+        fill_buckets(text, suffixes, self.shift, self.buckets[segment, copy])
 
     def _upload(self, array: NDArray[np.int32]) -> torch.Tensor:
         """A copy on the device; the host does not wait for it."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from threading import Lock
 
@@ -23,6 +23,7 @@ from draftd.drafter.drafts import Drafts
 from draftd.drafter.errors import FailedPrecondition, InvalidArgument
 from draftd.drafter.index import IndexArrays
 from draftd.drafter.layout import BlockSpec
+from draftd.drafter.ops.sort.gpu import SCRATCH_BYTES
 from draftd.drafter.params import DraftParams
 
 _MAX_DRAFTERS = 16
@@ -68,7 +69,6 @@ class DeviceIndexes:
         self._slots: dict[str, int] = {}
         self._lock = Lock()
         self._workspaces: OrderedDict[tuple[int, int, DraftParams], _Workspace] = OrderedDict()
-        self._stream = torch.cuda.Stream(self.memory.device, priority=-1) if self.memory.on_gpu else None
 
     def _shape(self, vocab_size: int, quota_tokens: int) -> DeviceShape:
         config = self._config
@@ -115,7 +115,7 @@ class DeviceIndexes:
         # The batch is filled up with empty rows.
         words[0, n:] = 0
         words[2, n:] = -1
-        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+        with self.memory.stream("draft"):
             work.tokens[:n].copy_(work.host_tokens[:n], non_blocking=True)
             work.words.copy_(work.host_words, non_blocking=True)
             work.drafter.propose(work.tokens, work.words[0], work.words[1], work.words[2], work.out)
@@ -148,6 +148,23 @@ class DeviceIndexes:
     def pinned(self) -> Iterator[None]:
         """See Indexes. What is read is a copy."""
         yield
+
+    def memory_use(self) -> str:
+        """See Indexes."""
+        config, memory = self._config, self.memory
+        most = 4 * self._shape(2**17, config.quota_tokens).elements / 2**20
+        free = f", {torch.cuda.mem_get_info(memory.device)[0] / 2**20:.0f} MiB left on it" if memory.on_gpu else ""
+        return (
+            f"{memory.byte_size / 2**20:.0f} MiB on {memory.device}{free}; {most:.0f} MiB a namespace ({config.quota_tokens:,} tokens), and"
+            f" about {SCRATCH_BYTES * config.quota_tokens / 2**20:.0f} MiB while one is restored"
+        )
+
+    def device_bytes(self) -> dict[str, int]:
+        """See Indexes."""
+        memory = self.memory
+        taken = torch.cuda.memory_reserved(memory.device) if memory.on_gpu else memory.byte_size
+        free = memory.free_bytes
+        return {"indexes": memory.byte_size - free, "free": free, "working": max(0, taken - memory.byte_size)}
 
     def settings(self) -> Sequence[DraftParams]:
         """See Indexes."""

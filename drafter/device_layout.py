@@ -40,6 +40,13 @@ DS_TEXT = 3
 MAX_RING = 1 << 29
 """Largest ring, in tokens: segment and age of an occurrence share 31 bits."""
 
+# What the first launch of a draft leaves for the second in each row's record (int64): the descriptor's words, and these.
+ROW_RECORD_WORDS = 32
+RECORD_LENGTH = 16
+"""Tokens of the row."""
+RECORD_TOKENS = 17
+"""Offset of the row's tokens in the buffer, elements."""
+
 # A hit of local matching: where it ends, and how far it matches, in one int32.
 HIT_LENGTH_BITS = 6
 MAX_ROW_TOKENS = 1 << (31 - HIT_LENGTH_BITS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Lock
+from threading import Lock, RLock
 
 import torch
 
@@ -16,6 +16,8 @@ from draftd.drafter.device_layout import ALIGNMENT, DEVICE_HEADER_WORDS
 from draftd.drafter.errors import ResourceExhausted
 
 _MIB = 1 << 20
+_PRIORITIES = {"draft": -1, "refresh": 0, "merge": 0}
+"""A lower number goes first; 0 is the last there is."""
 
 
 class DeviceMemory:
@@ -48,7 +50,9 @@ class DeviceMemory:
         # Free stretches by rising start, neighbours joined; and the headers that no index has.
         self._holes: list[tuple[int, int]] = [(0, self.words.shape[0] // ALIGNMENT * ALIGNMENT)]
         self._slots = list(reversed(range(max_namespaces)))
-        self._streams = {name: torch.cuda.Stream(self.device, priority=0) for name in ("refresh", "merge")} if self.on_gpu else {}
+        self._streams = {name: torch.cuda.Stream(self.device, priority=p) for name, p in _PRIORITIES.items()} if self.on_gpu else {}
+        # Triton's interpreter runs one kernel at a time.
+        self._interpreter = RLock()
         self._launched: dict[int, torch.cuda.Event] = {}
 
     @property
@@ -90,26 +94,30 @@ class DeviceMemory:
 
     @contextmanager
     def stream(self, name: str) -> Iterator[None]:
-        """Work of the context goes to that stream, after what was launched before: "refresh", or "merge" for merges into `main`.
+        """Work of the context goes to a stream: "draft"; "refresh"; or "merge", for merges into `main`, after refreshes before it.
+
+        What refreshes and merges do comes after the drafting that was launched before.
 
         Raises:
             MemoryError: Scratch memory cannot be allocated.
         """
         if not self.on_gpu:
-            yield
+            with self._interpreter:
+                yield
             return
         stream = self._streams[name]
-        with self._lock:
-            launched = list(self._launched.values())
-        for event in launched:
-            stream.wait_event(event)
+        if name != "draft":
+            with self._lock:
+                launched = list(self._launched.values())
+            for event in launched:
+                stream.wait_event(event)
         if name == "merge":
             stream.wait_stream(self._streams["refresh"])
         try:
             with torch.cuda.stream(stream):
                 yield
         except torch.OutOfMemoryError as error:
-            raise MemoryError(f"{self.device} has no memory left for a refresh") from error
+            raise MemoryError(f"{self.device} has no memory left beside the indexes") from error
 
     def wait(self, name: str) -> None:
         """Waits on the host until a stream has done what it was given."""

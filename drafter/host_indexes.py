@@ -15,7 +15,7 @@ from draftd.drafter.corpus_config import CorpusConfig
 from draftd.drafter.drafts import Drafts
 from draftd.drafter.epochs import Epochs
 from draftd.drafter.index import Index, IndexArrays
-from draftd.drafter.layout import ROWS_HEADER_WORDS, BlockSpec
+from draftd.drafter.layout import ROWS_HEADER_WORDS, BlockSpec, index_block_spec
 from draftd.drafter.params import DraftParams
 from draftd.drafter.reader import IndexReader, TornRead, draft_local
 
@@ -54,6 +54,12 @@ class Indexes(Protocol):
 
     def pinned(self) -> AbstractContextManager[None]:
         """What is in force when the context begins can be read in it."""
+
+    def memory_use(self) -> str:
+        """What memory the indexes take, for people."""
+
+    def device_bytes(self) -> dict[str, int]:
+        """Bytes of GPU memory by part: indexes, free for others, working memory; empty without a GPU."""
 
     def settings(self) -> Sequence[DraftParams]:
         """Parameters for which kernels are to be compiled before anybody drafts."""
@@ -121,6 +127,23 @@ class HostIndexes:
         """See Indexes."""
         with self._lock, self._reader.pinned():
             yield
+
+    def memory_use(self) -> str:
+        """See Indexes. A page of an index costs memory only once it is used."""
+        config = self._config
+        most = index_block_spec(
+            "",
+            quota_tokens=config.quota_tokens,
+            recent_tokens=min(config.recent_tokens, config.quota_tokens),
+            live_tokens=config.live_tokens,
+            depth=config.depth,
+            buckets=max(64, config.quota_tokens // 8),
+        ).byte_size
+        return f"up to {most / 2**20:.0f} MiB a namespace ({config.quota_tokens:,} tokens)"
+
+    def device_bytes(self) -> dict[str, int]:
+        """See Indexes."""
+        return {}
 
     def settings(self) -> Sequence[DraftParams]:
         """See Indexes. The kernels take all parameters as they come."""

@@ -59,6 +59,11 @@ class PolledRows:
         self._refused = np.zeros(self.rows.n_slots, np.int64)  # generation that was refused
         self._last_poll = time.perf_counter()
 
+    @property
+    def rows_in_use(self) -> int:
+        """Rows that hold a request that goes on."""
+        return int((self.rows.slots[:, layout.SLOT_STATE] == layout.STATE_OPEN).sum())
+
     def poll(self, ingest: Ingest) -> list[Seen]:
         """Takes what is new and answers how far each changed slot was read."""
         now = time.perf_counter()

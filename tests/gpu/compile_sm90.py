@@ -1,0 +1,83 @@
+"""Compiles every kernel that the host code launches to sm_90, on a machine without a GPU: `python -m tests.gpu.compile_sm90`.
+
+The host code runs on tensors of the CPU with a stand-in for the driver, so that kernels are specialized as in real launches.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from draftd.drafter.device import DeviceDrafter, DeviceDrafts
+from draftd.drafter.device_index import DeviceIndex, DeviceShape
+from draftd.drafter.ops.merge.gpu import fill_buckets, merge
+from draftd.drafter.ops.sort.gpu import sort_positions
+from draftd.drafter.params import DraftParams
+
+BATCHES = (1, 64, 128, 512)
+"""One for each way in which a batch is spread; see Launch.of."""
+
+
+class NoGpu:
+    """Answers what compilation asks of a driver."""
+
+    def get_current_target(self) -> GPUTarget:
+        """An H100 or H200."""
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        """The only one."""
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        """The default stream."""
+        return 0
+
+
+def compile_only() -> dict[str, int]:
+    """From now on launches only compile. Answers the size of each kernel's largest machine code, in bytes; filled as they come."""
+    sizes: dict[str, int] = {}
+    run = JITFunction.run
+
+    def warm_up(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
+        name = self.fn.__name__
+        sizes[name] = max(sizes.get(name, 0), len(kernel.asm["cubin"]))
+        return kernel
+
+    driver.set_active(NoGpu())
+    JITFunction.run = warm_up
+    return sizes
+
+
+def main() -> None:
+    """Prints the kernels and the size of their code as JSON."""
+    sizes = compile_only()
+    shape = DeviceShape(4096, 1024, 1024, 128_256, 64)
+    index = DeviceIndex(shape, "cpu")
+    for batch in BATCHES:
+        params = DraftParams(k=16, max_depth=24)
+        drafter = DeviceDrafter(index.arena, index.headers, max_batch=batch, max_row_tokens=4096, params=params)
+        tokens = torch.zeros((batch, 4096), dtype=torch.int32)
+        words = torch.ones((3, batch), dtype=torch.int32)
+        drafter.propose(tokens, words[0], words[1], words[2], DeviceDrafts.empty(batch, params.k, "cpu"))
+    positions = torch.from_numpy(np.arange(2048, dtype=np.int32))
+    for count in (64, 2048):
+        sort_positions(index.text, positions[:count], 64, 128_256)
+    for evict in (0, 100):
+        merge(
+            index.text, positions[:1000], positions[:100], index.main[0], depth=64, buckets=index.buckets[0, 0], shift=shape.shift,
+            evict_start=0, evict_length=evict, ring=4096,
+        )  # fmt: skip
+    fill_buckets(index.text, positions, shape.shift, index.buckets[0, 1])
+    print(json.dumps(sizes))
+
+
+if __name__ == "__main__":
+    main()
