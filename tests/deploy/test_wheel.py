@@ -17,6 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("client", "drafter", "proto", "server")
+SOURCES = ("pyproject.toml", "README.md", "LICENSE", "src", *PACKAGES)
 
 # Top-level modules of the [server] extra.
 EXTRA = (
@@ -44,11 +45,12 @@ print(draftd.client.__file__)
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy, so that no build folder of an earlier build gets in or stays behind."""
     source = tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
     ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for name in ("src", *PACKAGES):
-        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignore)
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignore)
+        else:
+            shutil.copy(ROOT / name, source)
     out = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir"]
     command: list[str | Path] = [*pip, out, source]
