@@ -10,9 +10,8 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Condition, Event, Lock, Thread
+from threading import Lock
 from typing import TypeVar, cast
 
 import numpy as np
@@ -26,11 +25,12 @@ from draftd.drafter.epochs import Epochs
 from draftd.drafter.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from draftd.drafter.explain import Explanation, explain
 from draftd.drafter.host_indexes import HostIndexes, Indexes
-from draftd.drafter.index import LIVE, MAIN, RECENT, IndexArrays
 from draftd.drafter.keeper import Keeper, KeptNamespace, UniqueClock
 from draftd.drafter.layout import BlockSpec, control_block_spec
+from draftd.drafter.namespace import Namespace
 from draftd.drafter.params import MAX_VOCAB, DraftParams
 from draftd.drafter.records import NamespaceInfo, RowContext, StoredDocument, check_document_id, check_tokens
+from draftd.drafter.refresh_cycle import RefreshCycle
 from draftd.drafter.segments import RefreshStat, Segments
 from draftd.drafter.shm import SharedBlock, ShmDir
 from draftd.drafter.stats import EngineStats
@@ -42,20 +42,7 @@ _MAX_LAGS = 100_000
 _EXPLAIN_TRIES = 5
 
 
-@dataclass(slots=True)
-class _Namespace:
-    name: str
-    vocab_size: int
-    fingerprint: str
-    index: IndexArrays
-    documents: Documents
-    segments: Segments
-    lock: Lock
-    arrivals: list[float] = field(default_factory=list)
-    used_at: float = field(default_factory=time.monotonic)
-
-
-class Corpus:
+class Corpus(RefreshCycle):
     """All namespaces of a service run.
 
     Args:
@@ -69,6 +56,7 @@ class Corpus:
 
     def __init__(self, config: CorpusConfig | None = None, keeper: Keeper | None = None, indexes: Indexes | None = None) -> None:
         self.config = config or CorpusConfig()
+        super().__init__(self.config.refresh_interval_ms / 1000)
         self.clock = UniqueClock()
         self._keeper = keeper
         self._dir = ShmDir.create(self.config.shm_root)
@@ -78,16 +66,10 @@ class Corpus:
         self._epochs = Epochs(control)
         self._epochs.beat()
         self._indexes = indexes or _indexes_of(self.config, self._dir.path, control, self._epochs)
-        self._namespaces: dict[str, _Namespace] = {}
+        self._namespaces: dict[str, Namespace] = {}
         self._blocks: dict[str, rowpoll.PolledRows] = {}
         self._lock = Lock()
         self._executor = ThreadPoolExecutor(1, "draftd-merge")
-        self._thread: Thread | None = None
-        self._wake = Event()
-        self._stop = False
-        self._cycle = Condition()
-        self._cycles_started = 0
-        self._cycles_done = 0
         self._lags: deque[float] = deque(maxlen=_MAX_LAGS)
         self.refresh_errors = 0
         self.refresh_failure: Exception | None = None
@@ -97,15 +79,11 @@ class Corpus:
     def start(self) -> None:
         """Compiles the kernels and starts the refresh thread. Namespaces come afterwards: compiling takes room for a small one."""
         self._warm_up()
-        self._thread = Thread(target=self._run, name="draftd-refresh", daemon=True)
-        self._thread.start()
+        self._start_refreshing()
 
     def close(self) -> None:
         """Stops the refresh thread after a last refresh and removes the blocks' names."""
-        self._stop = True
-        self._wake.set()
-        if self._thread is not None:
-            self._thread.join()
+        self._stop_refreshing()
         self._executor.shutdown()
         self._dir.close()
 
@@ -129,21 +107,8 @@ class Corpus:
         self._indexes.remove(name)
         namespace.index.close()
 
-    def _run(self) -> None:
-        interval = self.config.refresh_interval_ms / 1000
-        while True:
-            self._wake.wait(interval)
-            self._wake.clear()
-            stopping = self._stop
-            self.refresh()
-            if stopping:
-                break
-
-    def refresh(self) -> None:
-        """Makes everything that has come until now visible; called by the refresh thread."""
-        with self._cycle:
-            self._cycles_started += 1
-            cycle = self._cycles_started
+    def refresh_all(self) -> None:
+        """See RefreshCycle."""
         self._epochs.beat()
         with self._lock:
             blocks = list(self._blocks.values())
@@ -161,26 +126,6 @@ class Corpus:
             self._lags.extend(now - t for t in arrivals)
         for block, seen in polled:
             block.mark_visible(seen)
-        with self._cycle:
-            self._cycles_done = cycle
-            self._cycle.notify_all()
-
-    def ticket(self) -> int:
-        """Names a refresh that has not begun yet: what was given before is visible once it has ended (see wait_visible)."""
-        with self._cycle:
-            return self._cycles_started + 1
-
-    def wait_visible(self, ticket: int, timeout_s: float) -> bool:
-        """Waits until the refresh that `ticket` names has ended; False if that takes longer than `timeout_s`."""
-        deadline = time.monotonic() + timeout_s
-        with self._cycle:
-            while self._cycles_done < ticket:
-                self._wake.set()
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return False
-                self._cycle.wait(min(left, 0.05))
-        return True
 
     def settle(self, timeout_s: float = 60.0) -> bool:
         """Waits until no merge into `main` is running or due; False if that takes longer than `timeout_s`."""
@@ -250,17 +195,17 @@ class Corpus:
         except BaseException:
             namespace.index.close()
             raise
-        return _info(namespace)
+        return namespace.info()
 
     def _check_room(self) -> None:
         if len(self._namespaces) >= self.config.max_namespaces:
             raise ResourceExhausted(f"there are {self.config.max_namespaces} namespaces, as many as may be", "namespace")
 
-    def _add(self, namespace: _Namespace) -> None:
+    def _add(self, namespace: Namespace) -> None:
         self._namespaces[namespace.name] = namespace
         self._indexes.add(namespace.name, namespace.index)
 
-    def _remove(self, name: str) -> _Namespace:
+    def _remove(self, name: str) -> Namespace:
         with self._lock:
             namespace = self._get(name)
             del self._namespaces[name]
@@ -268,10 +213,10 @@ class Corpus:
         namespace.index.close()
         return namespace
 
-    def _tell(self, namespace: _Namespace) -> None:
+    def _tell(self, namespace: Namespace) -> None:
         """Tells the keeper of a namespace's state. Nobody else may change it meanwhile."""
         if self._keeper is not None:
-            self._keeper.namespace_changed(_kept(namespace))
+            self._keeper.namespace_changed(namespace.kept())
 
     def idle_for_s(self, name: str) -> float:
         """Seconds since a call named the namespace; 0 while it has documents in flight.
@@ -290,15 +235,15 @@ class Corpus:
         Raises:
             NotFound: It does not exist.
         """
-        info = _info(self._get(name))
-        return _kept(self._remove(name)), info
+        info = self._get(name).info()
+        return self._remove(name).kept(), info
 
     def _make_namespace(
         self, name: str, vocab_size: int, fingerprint: str, quota: int, key: int = 0, keeper: Keeper | None = None
-    ) -> _Namespace:
+    ) -> Namespace:
         index = self._indexes.make(vocab_size, quota)
         documents, lock = Documents(key, self.clock, keeper), Lock()
-        return _Namespace(name, vocab_size, fingerprint, index, documents, Segments(name, index, documents, lock, self._executor), lock)
+        return Namespace(name, vocab_size, fingerprint, index, documents, Segments(name, index, documents, lock, self._executor), lock)
 
     def has_namespace(self, name: str) -> bool:
         """The namespace exists."""
@@ -317,7 +262,7 @@ class Corpus:
         namespace = self._namespaces.get(name)
         return namespace is not None and namespace.vocab_size == vocab_size
 
-    def _get(self, name: str) -> _Namespace:
+    def _get(self, name: str) -> Namespace:
         namespace = self._namespaces.get(name)
         if namespace is None:
             raise NotFound(f"namespace {name!r} does not exist", "namespace")
@@ -327,7 +272,7 @@ class Corpus:
     def namespaces(self) -> list[NamespaceInfo]:
         """All namespaces, by name."""
         with self._lock:
-            return [_info(n) for _, n in sorted(self._namespaces.items())]
+            return [n.info() for _, n in sorted(self._namespaces.items())]
 
     def namespace(self, name: str) -> NamespaceInfo:
         """One namespace.
@@ -335,7 +280,7 @@ class Corpus:
         Raises:
             NotFound: It does not exist.
         """
-        return _info(self._get(name))
+        return self._get(name).info()
 
     def drop_namespace(self, name: str) -> tuple[int, int]:
         """Forgets a namespace and answers how many committed documents and tokens it held.
@@ -343,7 +288,7 @@ class Corpus:
         Raises:
             NotFound: It does not exist.
         """
-        info = _info(self._get(name))
+        info = self._get(name).info()
         namespace = self._remove(name)
         if self._keeper is not None:
             self._keeper.namespace_dropped(namespace.documents.key)
@@ -372,7 +317,7 @@ class Corpus:
             generation = namespace.documents.generation
             evicted = namespace.segments.evict_generations(generation - keep + 1)
             self._tell(namespace)
-        self._wake.set()
+        self.refresh_soon()
         return generation, evicted
 
     # -- documents -----------------------------------------------------------------------------------------------------------
@@ -465,7 +410,7 @@ class Corpus:
                 document = space.documents.committed.get(document_id)
                 if document is None or document.gone:
                     continue
-                tokens = _tokens(space, document)
+                tokens = space.tokens_of(document)
             yield StoredDocument(document_id, tokens, document.generation, document.committed_us)
 
     def read_committed(self, namespace: str, key: int, documents: Sequence[Document]) -> list[NDArray[np.int32] | None]:
@@ -474,7 +419,7 @@ class Corpus:
         if space is None or space.documents.key != key:
             return [None] * len(documents)
         with space.lock:
-            return [None if document.gone else _tokens(space, document) for document in documents]
+            return [None if document.gone else space.tokens_of(document) for document in documents]
 
     def document_count(self, namespace: str) -> int:
         """Committed documents of a namespace.
@@ -638,45 +583,3 @@ def _indexes_of(config: CorpusConfig, directory: Path, control: NDArray[np.int64
     except ImportError as error:
         raise InvalidArgument(f"device is {config.device}; it needs PyTorch and Triton: pip install draftd[gpu]", "device") from error
     return DeviceIndexes(config, config.device)
-
-
-def _tokens(namespace: _Namespace, document: Document) -> NDArray[np.int32]:
-    """int32 [n]; all tokens of a document of which nothing was evicted. Call it under the lock."""
-    tokens = np.empty(document.length, np.int32)
-    for piece in document.pieces:
-        tokens[piece.offset : piece.offset + piece.indexed] = namespace.index.host_text[piece.start : piece.start + piece.indexed]
-    if document.length > document.released:
-        tokens[document.released :] = document.tokens(document.released, document.length)
-    return tokens
-
-
-def _kept(namespace: _Namespace) -> KeptNamespace:
-    return KeptNamespace(
-        key=namespace.documents.key,
-        name=namespace.name,
-        vocab_size=namespace.vocab_size,
-        fingerprint=namespace.fingerprint,
-        generation=namespace.documents.generation,
-        evict_before=namespace.segments.evict_before,
-    )
-
-
-def _info(namespace: _Namespace) -> NamespaceInfo:
-    with namespace.lock:
-        documents, version = namespace.documents, namespace.index.current
-        return NamespaceInfo(
-            name=namespace.name,
-            vocab_size=namespace.vocab_size,
-            tokenizer_fingerprint=namespace.fingerprint,
-            tokens=documents.tokens_held(),
-            quota_tokens=namespace.index.ring,
-            documents=len(documents.committed),
-            open_documents=len(documents.open),
-            evicted_tokens=documents.evicted_tokens,
-            generation=documents.generation,
-            version=version.number,
-            main=version.lengths[MAIN],
-            recent=version.lengths[RECENT],
-            live=version.lengths[LIVE],
-            bytes=namespace.index.resident_bytes(),
-        )
