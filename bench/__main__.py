@@ -7,9 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-NAMES = ("quality", "propose_cpu", "visibility", "memory", "rpc", "chaos")
-GPU_NAMES = ("drafter",)
+NAMES = ("quality", "propose_cpu", "visibility", "memory", "rpc", "restore", "chaos")
+GPU_NAMES = ("drafter", "refresh_gpu")
 """Need torch, triton and a CUDA GPU; run only by name."""
+LONG_NAMES = ("hostile", "soak")
+"""Take an hour unless told otherwise; run only by name."""
 
 
 def main() -> int:
@@ -20,7 +22,7 @@ def main() -> int:
     )
     arguments.add_argument("--json-dir", type=Path, metavar="DIR", help="write NAME.json here")
     given = arguments.parse_args()
-    unknown = set(given.names) - {*NAMES, *GPU_NAMES}
+    unknown = set(given.names) - {*NAMES, *GPU_NAMES, *LONG_NAMES}
     if unknown:
         arguments.error(f"no benchmark is named {', '.join(sorted(unknown))}")
     missed = []

@@ -3,7 +3,8 @@
 It imports the drafting core and the API, and nothing of the server.
 """
 
+from draftd.client.credentials import Credentials
 from draftd.client.drafter import Drafter
 from draftd.client.failopen import FailOpen
 
-__all__ = ["Drafter", "FailOpen"]
+__all__ = ["Credentials", "Drafter", "FailOpen"]

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from draftd.client.channel import check_endpoint
+from draftd.client.credentials import Credentials
 from draftd.drafter.errors import InvalidArgument
 from draftd.drafter.params import MAX_K, MAX_VOCAB, DraftParams
 from draftd.drafter.shm import default_root
@@ -41,7 +43,7 @@ class ClientConfig:
     """An engine's side of an attachment.
 
     Attributes:
-        endpoint: gRPC target: `unix:PATH`, a bare absolute path, or `host:port`.
+        endpoint: `unix:PATH`, a bare absolute path, or `host:port`.
         engine: Name of the engine, unique on the service.
         vocab_size: Tokens are in [0, vocab_size).
         k: Most tokens of a draft, in [1, 64]; the width of every `Drafts`.
@@ -54,6 +56,7 @@ class ClientConfig:
         params: How to draft; None takes the service's defaults.
         tokenizer_fingerprint: Identifies the tokenizer; empty: not checked.
         strict: Raise instead of failing open.
+        credentials: TLS and the token.
 
     Raises:
         InvalidArgument: A value is outside its range.
@@ -72,6 +75,7 @@ class ClientConfig:
     params: DraftParams | None
     tokenizer_fingerprint: str
     strict: bool
+    credentials: Credentials
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.engine):
@@ -94,11 +98,8 @@ class ClientConfig:
             raise InvalidArgument(f"transport is {self.transport!r}; it must be auto, mapped, handle or inline", "transport")
         if self.params is not None and self.params.k > self.k:
             raise InvalidArgument(f"params.k is {self.params.k}; it must be at most k = {self.k}", "params.k")
-
-    @property
-    def target(self) -> str:
-        """The endpoint as gRPC wants it."""
-        return f"unix:{self.endpoint}" if self.endpoint.startswith("/") else self.endpoint
+        check_endpoint(self.endpoint, self.credentials)
+        self.credentials.token()
 
     @property
     def namespaces(self) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
+from draftd.client.channel import socket_path
 from draftd.client.config import ClientConfig
 from draftd.client.courier import Courier
 from draftd.client.failopen import FailOpen, FailOpenLog
@@ -145,6 +146,9 @@ class Connection:
         """Makes the transport that the service chose; called from the session's thread."""
         timeout_s = self._config.timeout_ms / 1000
         if response.transport == pb.TRANSPORT_MAPPED:
+            if socket_path(self._config.endpoint) is None:
+                # It would have this process map, and write to, whatever file it names.
+                raise ValueError("a service of another host wants a file to be mapped")
             mapped = MappedTransport(link, response, self._table, self._courier, self._config.namespaces)
             mapped.warm_up(link.defaults)
             return mapped

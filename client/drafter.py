@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike
 from draftd.client.acceptance import PendingDrafts
 from draftd.client.config import ClientConfig, TransportName, default_endpoint, default_shm_root
 from draftd.client.connection import Connection
+from draftd.client.credentials import Credentials
 from draftd.client.failopen import FailOpen, FailOpenLog
 from draftd.client.rows import Parked, Request, RowTable
 from draftd.client.transports import Transport
@@ -55,6 +56,7 @@ class Drafter:
         params: How to draft; None takes the service's defaults.
         tokenizer_fingerprint: Identifies the tokenizer; a namespace refuses another than its first.
         strict: Raise `FailOpen` and `DraftdError` instead of failing open; for tests.
+        credentials: TLS and the token; None takes the DRAFTD_CLIENT_* variables.
 
     Raises:
         InvalidArgument: An argument is outside its range. A service that is not there is not an error.
@@ -77,6 +79,7 @@ class Drafter:
         params: DraftParams | None = None,
         tokenizer_fingerprint: str = "",
         strict: bool = False,
+        credentials: Credentials | None = None,
     ) -> None:
         self._config = ClientConfig(
             endpoint=endpoint or default_endpoint(),
@@ -92,6 +95,7 @@ class Drafter:
             params=params,
             tokenizer_fingerprint=tokenizer_fingerprint,
             strict=strict,
+            credentials=Credentials.from_environment() if credentials is None else credentials,
         )
         tensors = EngineTensors(default_shm_root(), max_rows, max_length, k) if transport == "handle" else None
         tokens = tensors.tokens if tensors else np.empty((max_rows, max_length), np.int32)
@@ -189,6 +193,11 @@ class Drafter:
     def engine(self) -> str:
         """The engine's name."""
         return self._config.engine
+
+    @property
+    def config(self) -> ClientConfig:
+        """What the drafter was made with."""
+        return self._config
 
     @property
     def attached(self) -> bool:

@@ -20,6 +20,7 @@ _REASON_OF_CODE = {
     grpc.StatusCode.DEADLINE_EXCEEDED: "timeout",
     grpc.StatusCode.CANCELLED: "unavailable",
 }
+_RATE_LIMIT = "rate limit: "
 
 
 class FailOpen(Exception):
@@ -39,6 +40,9 @@ def reason_of(error: grpc.RpcError) -> tuple[str, str]:
     code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
     details = (error.details() if isinstance(error, grpc.Call) else None) or ""
     reason = _REASON_OF_CODE.get(code, "refused")
+    if code == grpc.StatusCode.RESOURCE_EXHAUSTED and details.startswith(_RATE_LIMIT):
+        # Nothing is wrong with what was sent: it has to come later.
+        reason = "timeout"
     if code == grpc.StatusCode.NOT_FOUND and "attachment_id" in details:
         reason = "unattached"
     return reason, f"{code.name}: {details}" if details else code.name

@@ -13,7 +13,9 @@ import grpc
 import numpy as np
 
 from draftd.client import wire
+from draftd.client.channel import open_channel, socket_path
 from draftd.client.config import ClientConfig
+from draftd.client.credentials import check_socket
 from draftd.client.failopen import reason_of
 from draftd.client.transports import Link, Transport
 from draftd.drafter.errors import DraftdError
@@ -72,8 +74,10 @@ class Session:
         self._open_transport = open_transport
         self._mappable = True
         self._attachment_id = ""
-        self._channel = grpc.insecure_channel(config.target, options=_CHANNEL_OPTIONS)
-        self._stub: draftd_pb2_grpc.DrafterServiceStub = draftd_pb2_grpc.DrafterServiceStub(self._channel)
+        # One is made anew when a file of the credentials changes; the decode thread may still be using those before.
+        self._channels: list[grpc.Channel] = []
+        self._stamp: object = None
+        self._stub: draftd_pb2_grpc.DrafterServiceStub
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="draftd-session", daemon=True)
@@ -90,7 +94,8 @@ class Session:
         self._wake.set()
         self._thread.join(_ATTACH_TIMEOUT_S + _DETACH_TIMEOUT_S)
         self._detach()
-        self._channel.close()
+        for channel in self._channels:
+            channel.close()
         self.alive = False
 
     def _run(self) -> None:
@@ -99,6 +104,12 @@ class Session:
         self.prepared = True
         pause = _FIRST_PAUSE_S
         while not self._stop.is_set():
+            try:
+                self._connect()
+            except (OSError, DraftdError) as error:
+                self.trouble = ("refused", str(error))
+                self._stop.wait(_LONGEST_PAUSE_S)
+                continue
             try:
                 lease_s = self._attach()
             except grpc.RpcError as error:
@@ -112,6 +123,25 @@ class Session:
                 continue
             self._stop.wait(pause)
             pause = min(_LONGEST_PAUSE_S, 2 * pause)
+
+    def _connect(self) -> None:
+        """Makes sure that there is a channel with the credentials as their files are now.
+
+        Raises:
+            PermissionError: The socket is not to be trusted.
+            InvalidArgument: A file cannot be used.
+        """
+        config = self._config
+        stamp = config.credentials.stamp()
+        path = socket_path(config.endpoint)
+        if self._channels and stamp == self._stamp:
+            if path is not None:
+                check_socket(path, config.credentials.socket_owner)
+            return
+        channel = open_channel(config.endpoint, config.credentials, _CHANNEL_OPTIONS)
+        self._channels.append(channel)
+        self._stub = draftd_pb2_grpc.DrafterServiceStub(channel)
+        self._stamp = stamp
 
     def _attach(self) -> float:
         """Attaches and opens the transport; the lease in seconds."""

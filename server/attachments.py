@@ -15,6 +15,8 @@ from draftd.drafter.errors import AlreadyExists, NotFound, ResourceExhausted
 from draftd.drafter.layout import BlockSpec
 from draftd.drafter.stats import EngineStats
 from draftd.server.rows import ServedRows
+from draftd.server.security.access import ACCESS
+from draftd.server.security.principal import CALLER, PermissionDenied, Principal
 from draftd.server.tensors import EngineTensors
 
 MAPPED = "mapped"
@@ -48,6 +50,7 @@ class Attachment:
         tensors: The engine's tensors; for HANDLE only.
         row_block: The engine's row block; for MAPPED only.
         sent_indexes: Handle of each index that the engine was told of; for MAPPED only.
+        caller: The principal that made it, as it was when it last named the attachment; None without tokens.
     """
 
     id: str
@@ -60,6 +63,7 @@ class Attachment:
     tensors: EngineTensors | None = None
     row_block: BlockSpec | None = None
     sent_indexes: dict[str, str] = field(default_factory=dict)
+    caller: Principal | None = None
 
     @property
     def namespace(self) -> str:
@@ -83,8 +87,9 @@ class Attachments:
         return len(self._by_id)
 
     def check_free(self, name: str) -> None:
-        """Raises AlreadyExists if an engine of that name is attached, ResourceExhausted if the table is full."""
-        if any(attachment.engine.name == name for attachment in self._by_id.values()):
+        """Raises AlreadyExists if an engine of that name and of the caller is attached, ResourceExhausted if the table is full."""
+        owner = _name(CALLER.get())
+        if any(attachment.engine.name == name and _name(attachment.caller) == owner for attachment in self._by_id.values()):
             raise AlreadyExists(f"engine {name!r} is attached; detach it, or wait until its lease of {self.lease_ms} ms ends", "engine")
         if len(self._by_id) >= self._max_attachments:
             raise ResourceExhausted(
@@ -108,6 +113,7 @@ class Attachments:
             deadline=0.0,
             stats=EngineStats(),
             tensors=tensors,
+            caller=CALLER.get(),
         )
         if transport == MAPPED:
             attachment.row_block = self._corpus.attach_rows(attachment.id, engine.max_rows, engine.max_length, attachment.namespaces)
@@ -119,12 +125,27 @@ class Attachments:
         return attachment
 
     def get(self, attachment_id: str) -> Attachment:
-        """A live attachment, with its lease extended; NotFound if there is none."""
+        """A live attachment, with its lease extended.
+
+        Raises:
+            NotFound: There is none.
+            PermissionDenied: It is another principal's, or the caller's scope has shrunk since it attached.
+        """
         attachment = self._by_id.get(attachment_id)
         if attachment is None:
             raise NotFound("attachment_id names no live attachment; attach again", "attachment_id")
+        caller = CALLER.get()
+        if caller is not None and caller is not attachment.caller:
+            if caller.name != _name(attachment.caller):
+                raise PermissionDenied(f"attachment_id is not an attachment of {caller.name!r}", "attachment_id")
+            caller.check(ACCESS["Attach"].rights, attachment.namespaces)
+            attachment.caller = caller
         self.touch(attachment)
         return attachment
+
+    def find(self, attachment_id: str) -> Attachment | None:
+        """A live attachment whose lease stays as it is; for those who report, not for those who act."""
+        return self._by_id.get(attachment_id)
 
     def touch(self, attachment: Attachment) -> None:
         """Starts the attachment's lease anew."""
@@ -189,3 +210,7 @@ class Attachments:
         """Extends every lease, after the service itself was held up for that long."""
         for attachment in self._by_id.values():
             attachment.deadline += seconds
+
+
+def _name(principal: Principal | None) -> str:
+    return principal.name if principal else ""

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
 from draftd.drafter.params import MAX_DEPTH, MAX_K, DraftParams
+from draftd.server.replicate.settings import STREAM_NAME, servers_of
 
 ENV_PREFIX = "DRAFTD_"
 OFF = "off"
@@ -40,7 +41,8 @@ class ServerConfig(BaseSettings):
         "",
         "Endpoints",
         "path",
-        "Unix socket of the gRPC services, mode 0600. Empty: $XDG_RUNTIME_DIR/draftd.sock, else /tmp/draftd-UID/draftd.sock.",
+        "Unix socket of the gRPC services, mode 0600, in a directory that only its owner can write to. "
+        "Empty: $XDG_RUNTIME_DIR/draftd.sock, else /tmp/draftd-UID/draftd.sock.",
         allowed="a path of at most 100 bytes, or off",
     )
     listen: str = _setting(
@@ -50,21 +52,61 @@ class ServerConfig(BaseSettings):
         "Also serve gRPC over TCP here; needs tls_cert and tls_key, or insecure. Port 0 takes a free one.",
         allowed="host:port, or empty",
     )
-    insecure: bool = _setting(False, "Endpoints", "", "Serve TCP without TLS: anybody who reaches the port can read the corpus.")
+    insecure: bool = _setting(False, "Endpoints", "", "Serve TCP without TLS: whoever is on the way can read all of it, tokens included.")
     tls_cert: Path | None = _setting(None, "Endpoints", "path", "PEM certificate chain of the TCP endpoint.", allowed="a file")
     tls_key: Path | None = _setting(None, "Endpoints", "path", "PEM private key of the TCP endpoint.", allowed="a file")
+    tls_client_ca: Path | None = _setting(
+        None,
+        "Endpoints",
+        "path",
+        "PEM certificates of the authorities whose client certificates TCP accepts; a client without one is refused (mTLS).",
+        allowed="a file",
+    )
     http: str = _setting(
         "127.0.0.1:9464",
         "Endpoints",
         "host:port",
-        "HTTP endpoint of /healthz, /readyz, /metrics and /v1/status. Port 0 takes a free one.",
+        "HTTP endpoint of the dashboard, /healthz, /readyz, /metrics, /v1/status and /v1/history. Port 0 takes a free one.",
         allowed="host:port, or off",
     )
+    http_tls: bool = _setting(False, "Endpoints", "", "Serve HTTPS, with the certificates of TCP.")
     http_docs: bool = _setting(False, "Endpoints", "", "Serve the OpenAPI pages /docs and /openapi.json too.")
     max_message_bytes: int = _setting(
         16 * 2**20, "Endpoints", "bytes", "Largest gRPC message accepted; a larger one is RESOURCE_EXHAUSTED.", ge=2**16, le=2**30
     )
 
+    token_file: Path | None = _setting(
+        None,
+        "Security",
+        "path",
+        "TOML file of tokens, as `draftd token` writes it; read again when it changes and on SIGHUP. With it, every call over TCP and HTTP "
+        "needs a token, but for the probes. Its mode must be 0600 or 0640.",
+        allowed="a file",
+    )
+    require_token: bool = _setting(False, "Security", "", "Calls over the Unix socket need a token too.")
+    rate_requests: float = _setting(
+        0.0, "Security", "requests/s", "Most requests of a principal whose token sets no limit of its own; 0 is no limit.", ge=0, le=1e9
+    )
+    rate_tokens: float = _setting(
+        0.0, "Security", "tokens/s", "Most corpus tokens that such a principal sends; 0 is no limit.", ge=0, le=1e12
+    )
+
+    device: str = _setting(
+        "cpu",
+        "Corpus",
+        "",
+        "Where the indexes are and drafting happens. A GPU needs PyTorch and Triton: pip install draftd[gpu].",
+        allowed="cpu, cuda, or cuda:N",
+        pattern=r"^(cpu|cuda(:[0-9]{1,3})?)$",
+    )
+    device_memory: int = _setting(
+        1024,
+        "Corpus",
+        "MiB",
+        "GPU memory allocated at start for all indexes; refreshes and drafting take working memory beside it.",
+        ge=1,
+        le=2**20,
+    )
     shm_root: Path | None = _setting(
         None,
         "Corpus",
@@ -74,6 +116,13 @@ class ServerConfig(BaseSettings):
     )
     quota_tokens: int = _setting(
         4_194_304, "Corpus", "tokens", "Most tokens a namespace holds; the oldest documents leave first.", ge=4096, le=2**28
+    )
+    namespace_quotas: str = _setting(
+        "",
+        "Corpus",
+        "",
+        "Quotas of namespaces whose name fits a pattern with * and ?, in tokens; the first that fits counts, before quota_tokens.",
+        allowed="pattern=tokens, separated by commas",
     )
     depth: int = _setting(
         MAX_DEPTH, "Corpus", "tokens", "Depth to which suffixes are sorted: longest match plus draft that can be seen.", ge=2, le=MAX_DEPTH
@@ -86,7 +135,91 @@ class ServerConfig(BaseSettings):
     live_tokens: int = _setting(
         131_072, "Corpus", "tokens", "Size of the live segment at which it is merged into recent.", ge=512, le=2**24
     )
-    keep_generations: int = _setting(2**31 - 1, "Corpus", "generations", "Generations kept, the current one included.", ge=1, le=2**31 - 1)
+    keep_generations: int = _setting(
+        2**31 - 1,
+        "Corpus",
+        "generations",
+        "Generations kept, the current one included, where AdvanceGeneration does not say.",
+        ge=1,
+        le=2**31 - 1,
+    )
+
+    data_dir: Path | None = _setting(
+        None,
+        "Persistence",
+        "path",
+        "Directory of the store, from which the corpus is restored at the start. Empty: nothing outlives the service.",
+        allowed="a directory of this user's, or empty",
+    )
+    store_lag_ms: float = _setting(
+        100.0, "Persistence", "ms", "Longest time that committed documents wait to be written together.", ge=1, le=60_000
+    )
+    durable_timeout_ms: int = _setting(
+        10_000,
+        "Persistence",
+        "ms",
+        "Longest time that wait_durable and Import wait for the disk before DEADLINE_EXCEEDED; what was sent is kept.",
+        ge=1,
+        le=600_000,
+    )
+    idle_namespace_s: float = _setting(
+        0.0,
+        "Persistence",
+        "s",
+        "A namespace that is unused for this long gives its memory back; the next call that names it restores it. 0: never.",
+        ge=0,
+        le=1e9,
+    )
+
+    replicate: str = _setting(
+        "",
+        "Replication",
+        "URL",
+        "Share committed documents with other services over these NATS servers with JetStream, of which one is enough. Needs pip install "
+        "draftd[nats]. Empty: nothing is shared.",
+        allowed="nats://host:port or tls://host:port, separated by commas; or empty",
+    )
+    replicate_stream: str = _setting(
+        "DRAFTD",
+        "Replication",
+        "",
+        "JetStream stream, made if it is missing; services that share have the same.",
+        allowed="1 to 64 letters, digits and _ -",
+    )
+    node_name: str = _setting(
+        "",
+        "Replication",
+        "",
+        "Name of this node in the stream, the same over restarts and different from that of every other. Empty: the host's.",
+        allowed="1 to 64 letters, digits and _ -, or empty",
+    )
+    replicate_namespaces: str = _setting(
+        "",
+        "Replication",
+        "",
+        "Share only namespaces whose name fits one of these patterns with * and ?. Empty: all.",
+        allowed="patterns, separated by commas",
+    )
+    replicate_credentials: Path | None = _setting(
+        None,
+        "Replication",
+        "path",
+        "TOML file with user and password, or with token, read at each connection. Its mode must be 0600 or 0640.",
+        allowed="a file",
+    )
+    replicate_tls_ca: Path | None = _setting(
+        None, "Replication", "path", "PEM certificates of the authorities of tls:// servers. Empty: those of the system.", allowed="a file"
+    )
+    replicate_tls_cert: Path | None = _setting(
+        None, "Replication", "path", "PEM certificate chain that this service shows to tls:// servers.", allowed="a file"
+    )
+    replicate_tls_key: Path | None = _setting(None, "Replication", "path", "Its PEM private key.", allowed="a file")
+    replicate_max_bytes: int = _setting(
+        2**30, "Replication", "bytes", "Size of the stream, if this service makes it; the oldest leave first.", ge=2**20, le=2**44
+    )
+    replicate_max_age_s: float = _setting(
+        0.0, "Replication", "s", "Age at which messages leave the stream, if this service makes it. 0: never.", ge=0, le=1e9
+    )
 
     max_k: int = _setting(64, "Limits", "tokens", "Longest draft that may be asked for.", ge=1, le=MAX_K)
     max_rows: int = _setting(1024, "Limits", "rows", "Most rows of one attachment.", ge=1, le=65_536)
@@ -112,6 +245,22 @@ class ServerConfig(BaseSettings):
     draft_min_token_prob: float = _setting(0.1, "Drafting", "probability", "Default of DraftParameters.min_token_prob.", ge=0.0, le=1.0)
 
     stop_grace_ms: int = _setting(5000, "Operation", "ms", "On SIGTERM, longest wait for requests in flight.", ge=0, le=600_000)
+    otlp_endpoint: str = _setting(
+        "",
+        "Operation",
+        "URL",
+        "Send a span of every call to this OTLP/gRPC receiver. Needs OpenTelemetry: pip install draftd[otel]. Headers and certificates "
+        "come from OTEL_EXPORTER_OTLP_... variables. Empty: no tracing.",
+        allowed="http://host:port, https://host:port, or empty",
+    )
+    otlp_sample_ratio: float = _setting(
+        1.0,
+        "Operation",
+        "",
+        "Share of the traces that are kept; a call that belongs to a caller's trace follows the caller.",
+        ge=0.0,
+        le=1.0,
+    )
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "Operation", "", "Least severe level logged.")
     log_format: Literal["auto", "console", "json"] = _setting(
         "auto", "Operation", "", "Log format on standard error; auto is console on a terminal, else json."
@@ -124,6 +273,29 @@ class ServerConfig(BaseSettings):
             parse_address(value)
         return value
 
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _url(cls, value: str) -> str:
+        scheme, _, address = value.partition("://")
+        if value:
+            if scheme not in ("http", "https"):
+                raise ValueError(f"{value!r} is not http://host:port or https://host:port")
+            parse_address(address)
+        return value
+
+    @field_validator("replicate")
+    @classmethod
+    def _servers(cls, value: str) -> str:
+        servers_of(value)
+        return value
+
+    @field_validator("replicate_stream", "node_name")
+    @classmethod
+    def _name_in_nats(cls, value: str, info: ValidationInfo) -> str:
+        if not STREAM_NAME.fullmatch(value) and not (value == "" and info.field_name == "node_name"):
+            raise ValueError(f"{value!r} is not 1 to 64 letters, digits and _ -")
+        return value
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.http == "":
@@ -134,12 +306,27 @@ class ServerConfig(BaseSettings):
             raise ValueError("listen: TCP needs tls_cert and tls_key, or insecure")
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ValueError("tls_cert: tls_cert and tls_key go together")
+        for name in ("tls_client_ca", "http_tls"):
+            if getattr(self, name) and not self.tls_cert:
+                raise ValueError(f"{name}: needs tls_cert and tls_key")
+        if self.require_token and not self.token_file:
+            raise ValueError("require_token: needs token_file")
         if self.insecure and self.tls_cert:
             raise ValueError("insecure: cannot be combined with tls_cert and tls_key")
         if self.socket == OFF and not self.listen:
             raise ValueError("socket: is off and listen is empty: there would be no gRPC endpoint")
         if len(os.fsencode(self.socket)) > 100:
             raise ValueError("socket: the path has more than 100 bytes, which the kernel does not take")
+        if self.idle_namespace_s and not self.data_dir:
+            raise ValueError("idle_namespace_s: needs data_dir, from which a namespace is restored")
+        if bool(self.replicate_tls_cert) != bool(self.replicate_tls_key):
+            raise ValueError("replicate_tls_cert: replicate_tls_cert and replicate_tls_key go together")
+        for name in ("replicate_tls_ca", "replicate_tls_cert"):
+            if getattr(self, name) and not self.replicate.startswith("tls://"):
+                raise ValueError(f"{name}: needs replicate with tls:// servers")
+        if self.replicate_credentials and not self.replicate:
+            raise ValueError("replicate_credentials: needs replicate")
+        self.quotas()
         if self.draft_k > self.max_k:
             raise ValueError(f"draft_k: {self.draft_k} is above max_k={self.max_k}")
         if self.draft_max_depth > self.depth:
@@ -155,6 +342,16 @@ class ServerConfig(BaseSettings):
     def shm_directory(self) -> Path:
         """The directory of shared memory."""
         return self.shm_root or Path(f"/dev/shm/draftd-{os.getuid()}")
+
+    def quotas(self) -> tuple[tuple[str, int], ...]:
+        """namespace_quotas as (pattern, tokens); ValueError if it is malformed or out of range."""
+        pairs = []
+        for part in filter(None, (part.strip() for part in self.namespace_quotas.split(","))):
+            pattern, _, tokens = part.rpartition("=")
+            if not pattern or not tokens.isdecimal() or not 4096 <= int(tokens) <= 2**28:
+                raise ValueError(f"namespace_quotas: {part!r} is not pattern=tokens with 4096 to {2**28} tokens")
+            pairs.append((pattern, int(tokens)))
+        return tuple(pairs)
 
     def draft_params(self) -> DraftParams:
         """The service's default drafting parameters."""
@@ -267,7 +464,7 @@ def markdown() -> str:
         "takes the same flags and shows every value and where it came from. This page is written by `draftd config --markdown`.",
         "",
         "The environment variable of a setting is its TOML key in capitals after `DRAFTD_`: `max_k` is `DRAFTD_MAX_K`.",
-        "`DRAFTD_ENDPOINT` is read by the client commands, not by the service.",
+        "`DRAFTD_ENDPOINT` and `DRAFTD_CLIENT_...` are read by clients, not by the service: see docs/security.md.",
     ]
     for group in groups():
         lines += ["", f"## {group}", "", "| flag | TOML key | default | unit | allowed | meaning |", "|---|---|---|---|---|---|"]

@@ -10,11 +10,7 @@ import socket
 import stat
 from pathlib import Path
 
-import structlog
-
 from draftd.server.http import EndpointError
-
-log = structlog.get_logger()
 
 
 class SocketPlace:
@@ -61,7 +57,7 @@ def _check_directory(directory: Path) -> None:
     if info.st_uid not in (os.getuid(), 0):
         raise EndpointError(f"socket directory {directory} belongs to user {info.st_uid}, not to {os.getuid()}; choose another --socket")
     if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
-        log.warning("socket_directory_is_writable_by_everybody", directory=str(directory))
+        raise EndpointError(f"socket directory {directory}: everybody can write to it, and so replace the socket; choose another --socket")
 
 
 def _remove_stale(path: Path) -> None:

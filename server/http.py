@@ -1,8 +1,9 @@
-"""The HTTP side: health, readiness, metrics and status, for kubelets, Prometheus and people with curl."""
+"""The HTTP side: health, readiness, metrics, status and the dashboard, for kubelets, Prometheus and people."""
 
 import contextlib
 import socket
-from collections.abc import Callable, Iterator
+import ssl
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import uvicorn
@@ -10,8 +11,11 @@ from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from draftd.server.config import parse_address
+from draftd.server.dashboard.history import History
+from draftd.server.dashboard.pages import NOT_KEPT, add_dashboard
 from draftd.server.metrics import Metrics
 
+App = Callable[..., Awaitable[None]]
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -20,9 +24,15 @@ class EndpointError(Exception):
 
 
 def build_app(
-    ready: Callable[[], bool], update: Callable[[], None], status: Callable[[], dict[str, Any]], metrics: Metrics, docs: bool
+    ready: Callable[[], bool],
+    warnings: Callable[[], list[str]],
+    update: Callable[[], None],
+    status: Callable[[], dict[str, Any]],
+    metrics: Metrics,
+    history: History,
+    docs: bool,
 ) -> FastAPI:
-    """The application; `update` brings the metrics up to date before a scrape."""
+    """The application; `update` brings the metrics up to date before a scrape, `warnings` are lines for whoever asks if it is ready."""
     app = FastAPI(title="draftd", docs_url="/docs" if docs else None, redoc_url=None, openapi_url="/openapi.json" if docs else None)
 
     @app.get("/healthz", response_class=PlainTextResponse)
@@ -32,8 +42,8 @@ def build_app(
 
     @app.get("/readyz", response_class=PlainTextResponse)
     async def readyz() -> Response:
-        """200 while the service can draft, else 503."""
-        return PlainTextResponse("ready\n") if ready() else PlainTextResponse("not ready\n", status_code=503)
+        """200 while the service can draft, else 503; it can also while its store cannot be written."""
+        return PlainTextResponse("\n".join(["ready", *warnings(), ""])) if ready() else PlainTextResponse("not ready\n", status_code=503)
 
     @app.get("/metrics")
     async def exposition() -> Response:
@@ -44,8 +54,9 @@ def build_app(
     @app.get("/v1/status")
     async def v1_status() -> JSONResponse:
         """What the service is and holds."""
-        return JSONResponse(status())
+        return JSONResponse(status(), headers=NOT_KEPT)
 
+    add_dashboard(app, history)
     return app
 
 
@@ -72,6 +83,9 @@ def bind(address: str) -> socket.socket:
     return listener
 
 
-def build_server(app: FastAPI) -> HttpServer:
+def build_server(app: App, tls: ssl.SSLContext | None) -> HttpServer:
     """A uvicorn server without logs of its own."""
-    return HttpServer(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2))
+    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=2)
+    config.load()
+    config.ssl = tls
+    return HttpServer(config)

@@ -23,6 +23,7 @@ from draftd.drafter.stats import BATCH_BOUNDS, FAIL_OPEN_REASONS, PROPOSE_US_BOU
 OTHER = "_other"
 _LAG_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 1.0)
 _REFRESH_BOUNDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+_COMMIT_BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 _ACCEPTANCE_BOUNDS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
@@ -38,7 +39,7 @@ class MetricInfo:
 
 
 CATALOGUE: tuple[MetricInfo, ...] = (
-    MetricInfo("draftd_build_info", "gauge", ("version", "instance"), "Always 1; the version and the run of the service."),
+    MetricInfo("draftd_build_info", "gauge", ("version", "run"), "Always 1; the version and the run of the service."),
     MetricInfo("draftd_start_time_seconds", "gauge", (), "Unix time at which the service started."),
     MetricInfo("draftd_ready", "gauge", (), "1 while the service can draft, 0 while it starts or stops."),
     MetricInfo("draftd_proposals_total", "counter", ("namespace", "transport"), "Propose calls, each for a batch of rows."),
@@ -112,14 +113,79 @@ CATALOGUE: tuple[MetricInfo, ...] = (
     MetricInfo("draftd_corpus_generation", "gauge", ("namespace",), "Current generation."),
     MetricInfo("draftd_corpus_bytes", "gauge", ("namespace",), "Bytes of corpus and index in use."),
     MetricInfo("draftd_corpus_segment_tokens", "gauge", ("namespace", "segment"), "Suffixes in each segment of the index."),
-    MetricInfo("draftd_namespaces", "gauge", (), "Namespaces."),
+    MetricInfo(
+        "draftd_device_memory_bytes", "gauge", ("part",), "GPU memory of the service: indexes, free for further ones, and working memory."
+    ),
+    MetricInfo("draftd_namespaces", "gauge", (), "Namespaces in memory."),
+    MetricInfo("draftd_namespaces_asleep", "gauge", (), "Namespaces that are in the store only until they are used again."),
+    MetricInfo("draftd_store_written_documents_total", "counter", (), "Committed documents written to the store."),
+    MetricInfo("draftd_store_written_tokens_total", "counter", (), "Their tokens."),
+    MetricInfo("draftd_store_deleted_documents_total", "counter", (), "Documents that left the store: evicted, or of a dropped namespace."),
+    MetricInfo(
+        "draftd_store_unwritten_documents_total", "counter", (), "Documents that were evicted or dropped before they could be written."
+    ),
+    MetricInfo("draftd_store_damaged_documents_total", "counter", (), "Stored documents that could not be read and were set aside."),
+    MetricInfo("draftd_store_errors_total", "counter", (), "Writes that the store refused; they are tried again."),
+    MetricInfo("draftd_store_failing", "gauge", (), "1 while the store cannot be written, as on a full disk; drafting goes on."),
+    MetricInfo("draftd_store_lag_seconds", "gauge", (), "Age of the oldest committed document that is not on disk; 0 without one."),
+    MetricInfo("draftd_store_pending_documents", "gauge", (), "Committed documents that are not on disk."),
+    MetricInfo("draftd_store_bytes", "gauge", (), "Size of the store on disk."),
+    MetricInfo("draftd_store_commit_seconds", "histogram", (), "Time to write one batch to the store.", _COMMIT_BOUNDS),
+    MetricInfo("draftd_store_restored_documents", "gauge", (), "Documents restored at the start."),
+    MetricInfo("draftd_store_restored_tokens", "gauge", (), "Their tokens."),
+    MetricInfo("draftd_store_restore_seconds", "gauge", (), "Time that it took to restore them and to build their indexes."),
+    MetricInfo("draftd_replication_connected", "gauge", (), "1 while the service is connected to NATS; only where replicate is set."),
+    MetricInfo("draftd_replication_lag_messages", "gauge", (), "Messages in the stream that are not in this corpus, as far as is known."),
+    MetricInfo("draftd_replication_outbox_documents", "gauge", (), "Committed documents that are not in the stream."),
+    MetricInfo("draftd_replication_outbox_age_seconds", "gauge", (), "How long the oldest of them has been waiting; 0 without one."),
+    MetricInfo("draftd_replication_connections_total", "counter", (), "Connections made to NATS; all but the first are reconnects."),
+    MetricInfo("draftd_replication_errors_total", "counter", (), "Connections that could not be made or were lost."),
+    MetricInfo("draftd_replication_published_documents_total", "counter", (), "Documents that this service put into the stream."),
+    MetricInfo("draftd_replication_published_bytes_total", "counter", (), "Their tokens as they were sent, without headers."),
+    MetricInfo("draftd_replication_consumed_documents_total", "counter", (), "Documents that it took from there."),
+    MetricInfo("draftd_replication_consumed_tokens_total", "counter", (), "Their tokens."),
+    MetricInfo("draftd_replication_consumed_bytes_total", "counter", (), "Bytes of other nodes' messages, without headers."),
+    MetricInfo(
+        "draftd_replication_duplicate_documents_total",
+        "counter",
+        ("at",),
+        "Documents that were there already: in the stream or the corpus.",
+    ),
+    MetricInfo(
+        "draftd_replication_renamed_documents_total", "counter", (), "Documents taken under a longer id, since another one has theirs."
+    ),
+    MetricInfo(
+        "draftd_replication_refused_messages_total", "counter", ("reason",), "Messages that did not fit; each reason is in the log."
+    ),
+    MetricInfo(
+        "draftd_replication_unsent_documents_total",
+        "counter",
+        ("reason",),
+        "Documents that were never sent: evicted before NATS could be reached, or too large for it.",
+    ),
     MetricInfo("draftd_attachments", "gauge", ("transport",), "Live attachments."),
     MetricInfo("draftd_attaches_total", "counter", ("transport",), "Attachments made."),
     MetricInfo("draftd_lease_losses_total", "counter", (), "Attachments whose lease ran out."),
+    MetricInfo("draftd_spans_sent_total", "counter", (), "Spans of calls that the receiver of otlp_endpoint has taken."),
+    MetricInfo("draftd_spans_dropped_total", "counter", (), "Spans that were not: it did not keep up, or did not answer."),
     MetricInfo("draftd_background_errors_total", "counter", (), "Defects in work that no caller waits on; each is in the log."),
     MetricInfo("draftd_rpc_errors_total", "counter", ("method", "code"), "Calls answered with an error, by gRPC status code."),
+    MetricInfo(
+        "draftd_refused_calls_total",
+        "counter",
+        ("reason",),
+        "Calls over gRPC and HTTP refused for who made them or how fast: unauthenticated, permission or rate.",
+    ),
+    MetricInfo("draftd_audited_calls_total", "counter", ("method", "outcome"), "Calls in the audit log, by gRPC status code."),
+    MetricInfo("draftd_reloads_total", "counter", ("file", "result"), "Times that tokens or certificates were read again: ok or failed."),
 )
 _BY_NAME = {info.name: info for info in CATALOGUE}
+
+
+def bucket_bounds(name: str) -> tuple[float, ...]:
+    """Upper bounds of a histogram's buckets but the last."""
+    return _BY_NAME[name].bounds
+
 
 Labels = tuple[str, ...]
 
@@ -146,7 +212,11 @@ class _Histogram:
 
 
 class Metrics(Collector):
-    """The values behind the catalogue. The service's event loop is its only caller."""
+    """The values behind the catalogue. The service's event loop is its only caller.
+
+    Attributes:
+        engine_totals: All that engines counted since the start, by namespace label and transport.
+    """
 
     def __init__(self, max_namespaces: int) -> None:
         self._max_namespaces = max_namespaces
@@ -156,6 +226,7 @@ class Metrics(Collector):
         }
         self._histograms: dict[str, dict[Labels, _Histogram]] = {info.name: {} for info in CATALOGUE if info.type == "histogram"}
         self._gauges: dict[str, dict[Labels, float]] = {info.name: {} for info in CATALOGUE if info.type == "gauge"}
+        self.engine_totals: defaultdict[tuple[str, str], EngineStats] = defaultdict(EngineStats)
         self.set("draftd_start_time_seconds", time.time())
         for info in CATALOGUE:
             if info.type == "counter" and not info.labels:
@@ -172,9 +243,9 @@ class Metrics(Collector):
         """Sets a gauge."""
         self._gauges[name][labels] = value
 
-    def advance(self, name: str, total: float) -> None:
-        """Sets a counter without labels that is kept elsewhere; it never falls."""
-        self._counters[name][()] = max(total, self._counters[name][()])
+    def advance(self, name: str, total: float, *labels: str) -> None:
+        """Sets a counter that is kept elsewhere; it never falls."""
+        self._counters[name][labels] = max(total, self._counters[name][labels])
 
     def replace(self, name: str, values: Mapping[Labels, float]) -> None:
         """Sets a gauge for exactly these labels; others disappear."""
@@ -187,6 +258,14 @@ class Metrics(Collector):
     def value(self, name: str, *labels: str) -> float:
         """A counter's value."""
         return self._counters[name][labels]
+
+    def values(self, name: str) -> Mapping[Labels, float]:
+        """A counter's or a gauge's value by its labels, as it is now and as it changes."""
+        return self._counters[name] if name in self._counters else self._gauges[name]
+
+    def bucket_counts(self, name: str) -> dict[Labels, NDArray[np.int64]]:
+        """Observations in each bucket of a histogram by its labels, the last one being those above every bound: copies."""
+        return {labels: histogram.counts.copy() for labels, histogram in self._histograms[name].items()}
 
     def rpc_error(self, method: str, code: str) -> None:
         """Counts a call that was answered with an error."""
@@ -211,6 +290,7 @@ class Metrics(Collector):
     def fold(self, namespace: str, transport: str, added: EngineStats) -> None:
         """Adds what an engine counted since the last fold."""
         namespace = self.namespace_label(namespace)
+        self.engine_totals[namespace, transport].add(added)
         self.count("draftd_proposals_total", namespace, transport, amount=int(added.proposals[0]))
         self.count("draftd_proposed_rows_total", namespace, transport, amount=int(added.rows[0]))
         for source in range(1, len(SOURCES)):

@@ -7,33 +7,49 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import grpc
 import structlog
 import uvloop
 from grpc import aio
-from grpc_channelz.v1 import channelz
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from draftd.drafter.corpus import Corpus
 from draftd.drafter.corpus_config import CorpusConfig
-from draftd.proto.draftd.v1 import draftd_pb2_grpc
-from draftd.server.attachments import Attachments
+from draftd.drafter.keeper import Keepers
+from draftd.server.attachments import Attachment, Attachments
 from draftd.server.config import OFF, ServerConfig, parse_address
+from draftd.server.dashboard.history import History
 from draftd.server.endpoint import SocketPlace
+from draftd.server.health import Health
 from draftd.server.http import EndpointError, HttpServer, bind, build_app, build_server
 from draftd.server.metrics import Metrics
+from draftd.server.replicate.opening import open_replicator, replication_settings
+from draftd.server.replicate.outbox import Outbox
 from draftd.server.rpc.corpus import CorpusRpc
 from draftd.server.rpc.drafter import Drafter
+from draftd.server.rpc.durability import Durability
+from draftd.server.rpc.gate import Gate
+from draftd.server.rpc.server import SERVICES, bind_socket, bind_tcp, build_grpc
 from draftd.server.rpc.visibility import Visibility
+from draftd.server.security.guard import Guard
+from draftd.server.security.http import HttpGuard
+from draftd.server.security.rates import Rates
+from draftd.server.security.reload import Reloadable, reload_files
+from draftd.server.security.tls import Certificates
+from draftd.server.security.tokens import Tokens
+from draftd.server.status import attachment_json, namespace_json, replication_json, store_json
+from draftd.server.store.opening import open_store
+from draftd.server.store.restore import restore_all
+from draftd.server.store.sleep import Sleepers
+from draftd.server.store.store import Store
 from draftd.server.telemetry import Telemetry
 from draftd.server.version import version
 
-log = structlog.get_logger()
+if TYPE_CHECKING:
+    from draftd.server.replicate.replicator import Replicator
+    from draftd.server.tracing import Tracing
 
-SERVICES = ("draftd.v1.DrafterService", "draftd.v1.CorpusService")
+log = structlog.get_logger()
 
 
 class Service:
@@ -56,13 +72,24 @@ class Service:
         self._http_task: asyncio.Task[None] | None = None
         self._housekeeping_task: asyncio.Task[None] | None = None
         self._visibility: Visibility | None = None
+        self._tracing: Tracing | None = None
+        self._replicator: Replicator | None = None
         self._corpus: Corpus | None = None
+        self._store: Store | None = None
+        self._gate = Gate()
+        self._servers: list[aio.Server] = []
+        self._health = Health(("", *SERVICES))
+        self._tokens: Tokens | None = None
+        self._certificates: Certificates | None = None
+        self._reloadable: dict[str, Reloadable] = {}
 
     async def start(self) -> None:
         """Binds the endpoints and starts to serve; ready when it returns.
 
         Raises:
             EndpointError: An endpoint is taken or may not be used.
+            FileRefused: The token file or a certificate cannot be used.
+            StoreError: The data directory or the store in it cannot be used.
             OSError: The shared memory cannot be made.
         """
         try:
@@ -74,81 +101,111 @@ class Service:
     async def _start(self) -> None:
         config = self.config
         asyncio.get_running_loop().set_exception_handler(lambda _, context: self._background_error(context.get("exception")))
+        self._read_secrets()
         http_socket = bind(config.http) if config.http != OFF else None
         path = config.socket_path()
         self._place = SocketPlace(path) if path else None
-        self.corpus = self._corpus = Corpus(corpus_config(config))
+        self._store = open_store(config.data_dir, config.store_lag_ms) if config.data_dir else None
+        replication = replication_settings(config)
+        outbox = Outbox(replication.wants) if replication else None
+        keepers = [keeper for keeper in (self._store.backlog if self._store else None, outbox) if keeper is not None]
+        self.corpus = self._corpus = Corpus(corpus_config(config), Keepers(*keepers) if keepers else None)
         self.attachments = Attachments(self.corpus, config.lease_ms, config.max_attachments)
-        self.telemetry = Telemetry(self.metrics, self.corpus, self.attachments)
+        if self._store is not None:
+            self._gate.sleepers = Sleepers(self.corpus, self._store, config.idle_namespace_s, self.attachments.users)
+        if replication and outbox is not None:
+            self._replicator = open_replicator(replication, self.corpus, outbox, self._store, self._gate.sleepers)
+        self._history = History(self.corpus.instance, self.metrics, self.attachments)
+        self.telemetry = Telemetry(
+            self.metrics, self.corpus, self.attachments, self._history.events, self._store, self._gate.sleepers, self._replicator
+        )
         self._visibility = Visibility(self.corpus, config.visible_timeout_ms)
         self.metrics.set("draftd_build_info", 1, version(), self.corpus.instance)
+        self._tracing = open_tracing(config, self.corpus.instance, self.attachments) if config.otlp_endpoint else None
         # Binding comes before the kernels are compiled, which takes seconds: a wrong endpoint is refused at once.
-        await self._bind_grpc()
+        self._bind_grpc(self._visibility)
         if http_socket is not None:
             self.http_port = http_socket.getsockname()[1]
-            app = build_app(lambda: self._ready, self.telemetry.update, self.status, self.metrics, config.http_docs)
-            self._http = build_server(app)
+            app = build_app(
+                lambda: self._ready,
+                self._warnings,
+                self.telemetry.update,
+                self.status,
+                self.metrics,
+                self._history,
+                config.http_docs,
+            )
+            guarded = HttpGuard(app, self._tokens, self.metrics) if self._tokens is not None else app
+            self._http = build_server(guarded, self._certificates.context if self._certificates and config.http_tls else None)
             self._http_task = asyncio.create_task(self._http.serve(sockets=[http_socket]))
-        await asyncio.get_running_loop().run_in_executor(None, self.corpus.start)
-        await self._grpc.start()
+        for server in self._servers:
+            await server.start()
+        await asyncio.get_running_loop().run_in_executor(None, self._fill_corpus)
         self._housekeeping_task = asyncio.create_task(self._housekeeping())
-        await self._set_serving(True)
+        self._set_serving(True)
+        if self._replicator is not None:
+            self._replicator.start()
+        self._history.events.note("start", "", "ready" + self.restored())
 
-    async def _bind_grpc(self) -> None:
+    def _fill_corpus(self) -> None:
+        """Compiles the kernels and restores what the store has."""
+        self.corpus.start()
+        if self._store is not None and self._gate.sleepers is not None:
+            for kept, documents in restore_all(self._store, self.corpus):
+                self._gate.sleepers.add(kept, documents)
+            self._store.start(self.corpus.read_committed)
+
+    def _read_secrets(self) -> None:
+        """Certificates and tokens; FileRefused if one cannot be used."""
         config = self.config
-        assert self._visibility is not None
-        self._grpc = aio.server(
-            options=[
-                ("grpc.max_receive_message_length", config.max_message_bytes),
-                ("grpc.max_send_message_length", -1),
-                ("grpc.so_reuseport", 0),
-                ("grpc.enable_channelz", 1),
-            ]
-        )
-        draftd_pb2_grpc.add_DrafterServiceServicer_to_server(
-            Drafter(config, self.corpus, self.attachments, self.metrics, self.telemetry, self._visibility), self._grpc
-        )
-        draftd_pb2_grpc.add_CorpusServiceServicer_to_server(CorpusRpc(config, self.corpus, self.attachments, self.metrics), self._grpc)
-        self._health = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
-        channelz.add_channelz_servicer(self._grpc)
-        names = (*SERVICES, health.SERVICE_NAME, "grpc.channelz.v1.Channelz", reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._grpc)
-        await self._set_serving(False)
+        if config.tls_cert and config.tls_key:
+            self._certificates = Certificates(config.tls_cert, config.tls_key, config.tls_client_ca)
+            self._reloadable["certificates"] = self._certificates
+        if config.token_file:
+            self._tokens = Tokens(config.token_file, config.rate_requests, config.rate_tokens)
+            self._reloadable["tokens"] = self._tokens
+
+    def _bind_grpc(self, visibility: Visibility) -> None:
+        config = self.config
+        durability = Durability(self._store, config.durable_timeout_ms)
+        drafter = Drafter(config, self.corpus, self.attachments, self.metrics, self.telemetry, visibility, durability, self._gate)
+        corpus = CorpusRpc(config, self.corpus, self.attachments, self.metrics, self._store, durability, self._gate, self._replicator)
+
+        def server(guarded: bool) -> aio.Server:
+            rates = Rates.of(config.rate_requests, config.rate_tokens)
+            guards = [Guard(self._tokens, rates, self.metrics)] if guarded else []
+            interceptors = [*([self._tracing] if self._tracing else []), *guards]
+            self._servers.append(build_grpc(drafter, corpus, self._health, interceptors, config.max_message_bytes))
+            return self._servers[-1]
+
         if self._place is not None:
-            mask = os.umask(0o177)
-            try:
-                self._grpc.add_insecure_port(f"unix:{self._place.path}")
-            except RuntimeError:
-                raise EndpointError(f"socket {self._place.path}: cannot be bound") from None
-            finally:
-                os.umask(mask)
-            self._place.verify()
+            bind_socket(server(config.require_token), self._place)
         if config.listen:
-            self._listen_tcp()
+            guarded = bool(self._tokens is not None or config.rate_requests or config.rate_tokens)
+            credentials = self._certificates.credentials() if self._certificates else None
+            self.listen_port = bind_tcp(server(guarded), config.listen, credentials)
 
-    def _listen_tcp(self) -> None:
-        config = self.config
-        try:
-            if config.tls_cert and config.tls_key:
-                pair = (config.tls_key.read_bytes(), config.tls_cert.read_bytes())
-                self.listen_port = self._grpc.add_secure_port(config.listen, grpc.ssl_server_credentials([pair]))
-            else:
-                self.listen_port = self._grpc.add_insecure_port(config.listen)
-        except (OSError, RuntimeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "the address is taken or cannot be bound"
-            raise EndpointError(f"listen {config.listen}: {reason}; choose another --listen") from None
+    def reload(self) -> None:
+        """Reads tokens and certificates again; for SIGHUP."""
+        reload_files(self._reloadable, self.metrics, force=True)
 
     async def stop(self) -> None:
         """Turns health to NOT_SERVING, answers what is in flight, commits what attachments hold open, and closes the corpus."""
-        await self._set_serving(False)
+        self._set_serving(False, last=True)
         log.info("stopping", attachments=len(self.attachments))
-        await self._grpc.stop(self.config.stop_grace_ms / 1000)
+        await asyncio.gather(*(server.stop(self.config.stop_grace_ms / 1000) for server in self._servers))
         for attachment in self.attachments:
             await self.attachments.detach(attachment)
             self.telemetry.detached(attachment)
         await self._release()
         log.info("stopped")
+
+    def abandon(self) -> None:
+        """Removes what would outlive the process, which ends now, while it is still starting."""
+        if self._corpus is not None:
+            self._corpus.abandon()
+        if self._place is not None:
+            self._place.close()
 
     async def _release(self) -> None:
         """Gives back whatever has been taken, in the reverse order."""
@@ -159,8 +216,14 @@ class Service:
             await asyncio.wait([self._http_task])
         if self._visibility is not None:
             self._visibility.close()
+        if self._tracing is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._tracing.close)
+        if self._replicator is not None:
+            await self._replicator.close()
         if self._corpus is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._corpus.close)
+        if self._store is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._store.close)
         if self._place is not None:
             self._place.close()
 
@@ -175,36 +238,38 @@ class Service:
             "endpoints": self.endpoints(),
             "limits": {name: getattr(self.config, name) for name in ("max_k", "max_rows", "max_length", "max_batch", "max_attachments")},
             "lease_ms": self.config.lease_ms,
-            "attachments": [
-                {
-                    "engine": attachment.engine.name,
-                    "transport": attachment.transport,
-                    "namespaces": attachment.namespaces,
-                    "rows": len(attachment.rows) if attachment.rows is not None else None,
-                    "lease_left_ms": round(1000 * (attachment.deadline - time.monotonic())),
-                    "proposals": int(attachment.stats.proposals[0]),
-                    "drafted_tokens": int(attachment.stats.drafted.sum()),
-                    "accepted_tokens": int(attachment.stats.accepted.sum()),
-                }
-                for attachment in self.attachments
-            ],
-            "namespaces": [
-                {
-                    "name": info.name,
-                    "vocab_size": info.vocab_size,
-                    "tokens": info.tokens,
-                    "quota_tokens": info.quota_tokens,
-                    "documents": info.documents,
-                    "open_documents": info.open_documents,
-                    "evicted_tokens": info.evicted_tokens,
-                    "generation": info.generation,
-                    "version": info.version,
-                    "bytes": info.bytes,
-                    "attachments": self.attachments.users(info.name),
-                }
-                for info in self.corpus.namespaces()
+            "totals": self._history.totals(),
+            "attachments": [attachment_json(attachment, self._rows_in_use(attachment)) for attachment in self.attachments],
+            "store": store_json(self._store),
+            "replication": replication_json(self._replicator.state() if self._replicator else None),
+            "namespaces": [namespace_json(info, self.attachments.users(info.name)) for info in self.corpus.namespaces()],
+            "asleep": [
+                {"name": info.name, "documents": info.documents, "tokens": info.tokens, "generation": info.generation}
+                for info in (self._gate.sleepers.infos() if self._gate.sleepers else ())
             ],
         }
+
+    def _warnings(self) -> list[str]:
+        warnings = []
+        if self._store and self._store.failure:
+            warnings.append(f"the store cannot be written: {self._store.failure}")
+        if self._replicator:
+            state = self._replicator.state()
+            if not state.connected:
+                warnings.append(f"replication is not connected: {state.failure}")
+            if state.warning:
+                warnings.append(f"replication: {state.warning}")
+        return warnings
+
+    def _rows_in_use(self, attachment: Attachment) -> int:
+        return len(attachment.rows) if attachment.rows is not None else self.corpus.rows_in_use(attachment.id)
+
+    def restored(self) -> str:
+        """What the start brought back, for people; empty if it was nothing."""
+        counts = self._store.counts if self._store else None
+        if counts is None or not counts.restored_documents:
+            return ""
+        return f" ({counts.restored_documents:,} documents, {counts.restored_tokens:,} tokens restored in {counts.restore_s:.1f} s)"
 
     def endpoints(self) -> dict[str, str]:
         """The bound endpoints, by kind: grpc_unix, grpc_tcp, http."""
@@ -214,15 +279,15 @@ class Service:
         if self.listen_port:
             endpoints["grpc_tcp"] = f"{parse_address(self.config.listen)[0]}:{self.listen_port}"
         if self.http_port:
-            endpoints["http"] = f"http://{parse_address(self.config.http)[0]}:{self.http_port}"
+            endpoints["http"] = f"{'https' if self.config.http_tls else 'http'}://{parse_address(self.config.http)[0]}:{self.http_port}"
         return endpoints
 
-    async def _set_serving(self, serving: bool) -> None:
+    def _set_serving(self, serving: bool, last: bool = False) -> None:
         self._ready = serving
+        # While stopping, what is in flight is still answered.
+        self._gate.ready |= serving
         self.metrics.set("draftd_ready", int(serving))
-        state = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        for name in ("", *SERVICES):
-            await self._health.set(name, state)
+        self._health.set(serving, last)
 
     async def _housekeeping(self) -> None:
         """Ends attachments whose lease has run out, and keeps the metrics' sources drained."""
@@ -234,17 +299,25 @@ class Service:
             if held_up_s > tick_s:
                 # The service was stopped or starved: heartbeats that came meanwhile are still waiting to be read.
                 log.warning("event_loop_was_held_up", seconds=round(held_up_s, 3))
+                self._history.events.note("held up", "", f"the service did nothing for {held_up_s:.1f} s", level="warning")
                 self.attachments.forgive(held_up_s)
             try:
                 await self._end_lost_leases()
                 self.telemetry.update()
+                if self._tracing is not None:
+                    self.metrics.advance("draftd_spans_sent_total", self._tracing.queue.sent)
+                    self.metrics.advance("draftd_spans_dropped_total", self._tracing.queue.dropped)
+                self._history.sample()
+                if self._gate.sleepers is not None:
+                    self._gate.sleepers.put_idle_to_sleep()
+                reload_files(self._reloadable, self.metrics, force=False)
             except Exception as error:  # noqa: BLE001 - counted and logged; the next tick tries again
                 self._background_error(error)
 
     async def _end_lost_leases(self) -> None:
         for attachment in self.attachments.expired():
             committed = await self.attachments.detach(attachment)
-            self.telemetry.detached(attachment)
+            self.telemetry.detached(attachment, lost=True)
             self.metrics.count("draftd_lease_losses_total")
             log.warning("lease_lost", engine=attachment.engine.name, attachment=attachment.id, committed_documents=committed)
 
@@ -265,7 +338,25 @@ def corpus_config(config: ServerConfig) -> CorpusConfig:
         recent_tokens=config.recent_tokens,
         live_tokens=config.live_tokens,
         keep_generations=config.keep_generations,
+        device=config.device,
+        device_memory_bytes=config.device_memory * 2**20,
+        quotas=config.quotas(),
     )
+
+
+def open_tracing(config: ServerConfig, run: str, attachments: Attachments) -> "Tracing":
+    """What traces calls; EndpointError without OpenTelemetry."""
+    try:
+        from draftd.server.tracing import Attached, Tracing
+    except ModuleNotFoundError as error:
+        raise EndpointError(f"otlp_endpoint: {error.name} is not installed: pip install 'draftd[otel]'") from None
+
+    def attached(attachment_id: str) -> Attached | None:
+        attachment = attachments.find(attachment_id)
+        return Attached(attachment.namespace, attachment.transport) if attachment else None
+
+    attributes = {"service.name": "draftd", "service.version": version(), "service.instance.id": run}
+    return Tracing(config.otlp_endpoint, config.otlp_sample_ratio, attributes, attached)
 
 
 async def _serve(config: ServerConfig, announce: Callable[[Service], None]) -> None:
@@ -274,14 +365,24 @@ async def _serve(config: ServerConfig, announce: Callable[[Service], None]) -> N
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    await service.start()
+    loop.add_signal_handler(signal.SIGHUP, service.reload)
+    stop = asyncio.create_task(stopped.wait())
+    start = asyncio.create_task(service.start())
+    await asyncio.wait((start, stop), return_when=asyncio.FIRST_COMPLETED)
+    if not start.done():
+        # A kernel that is being compiled cannot be stopped, and its thread would hold up the end of the loop.
+        service.abandon()
+        log.info("stopped", while_starting=True)
+        sys.stderr.flush()
+        os._exit(0)
+    await start
     announce(service)
     await stopped.wait()
     await service.stop()
 
 
 def serve(config: ServerConfig, announce: Callable[[Service], None]) -> None:
-    """Runs a service until SIGTERM or SIGINT; `announce` is called with it once it is ready. Raises EndpointError."""
+    """Runs a service until SIGTERM or SIGINT; `announce` is called with it once it is ready. Raises as Service.start does."""
     with contextlib.suppress(KeyboardInterrupt):
         uvloop.run(_serve(config, announce))
     sys.stderr.flush()

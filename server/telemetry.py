@@ -1,17 +1,43 @@
 """Fills the metrics from the core and the attachments, at each scrape and each housekeeping tick."""
 
 from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import structlog
 
 from draftd.drafter.corpus import Corpus
 from draftd.drafter.stats import EngineStats
 from draftd.server.attachments import HANDLE, INLINE, MAPPED, Attachment, Attachments
+from draftd.server.dashboard.events import Events
 from draftd.server.metrics import FoldedStats, Metrics
+from draftd.server.replicate.counts import AT_CORPUS, AT_STREAM, ReplicationState
+from draftd.server.replicate.message import REASONS
+from draftd.server.store.sleep import Sleepers
+from draftd.server.store.store import Store
+
+if TYPE_CHECKING:
+    from draftd.server.replicate.replicator import Replicator
+
+log = structlog.get_logger()
 
 
 class Telemetry:
     """Moves counts from where they arise into Metrics. The service's event loop is its only caller."""
 
-    def __init__(self, metrics: Metrics, corpus: Corpus, attachments: Attachments) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        corpus: Corpus,
+        attachments: Attachments,
+        events: Events,
+        store: Store | None = None,
+        sleepers: Sleepers | None = None,
+        replicator: "Replicator | None" = None,
+    ) -> None:
+        self._events = events
+        self._store = store
+        self._sleepers = sleepers
+        self._replicator = replicator
         self._metrics = metrics
         self._corpus = corpus
         self._attachments = attachments
@@ -19,6 +45,7 @@ class Telemetry:
         self._unattached: defaultdict[str, FoldedStats] = defaultdict(lambda: FoldedStats(EngineStats()))
         self._errors_of: dict[str, int] = {}
         self._row_errors = 0
+        self._refresh_errors = 0
         self._evicted: defaultdict[str, int] = defaultdict(int)
 
     def unattached(self, namespace: str) -> EngineStats:
@@ -29,11 +56,16 @@ class Telemetry:
         """Starts to follow an attachment."""
         self._folded[attachment.id] = FoldedStats(attachment.stats)
         self._metrics.count("draftd_attaches_total", attachment.transport)
+        self._events.note("attach", attachment.engine.name, f"attached over {attachment.transport}")
 
-    def detached(self, attachment: Attachment) -> None:
+    def detached(self, attachment: Attachment, *, lost: bool = False) -> None:
         """Folds what an attachment counted last."""
         self._row_errors += self._errors_of.pop(attachment.id, 0)
         self._folded.pop(attachment.id).fold_into(self._metrics, attachment.namespace, attachment.transport)
+        if lost:
+            self._events.note("lease lost", attachment.engine.name, "did not renew its lease in time", level="warning")
+        else:
+            self._events.note("detach", attachment.engine.name, "detached")
 
     def update(self) -> None:
         """Brings Metrics up to date."""
@@ -49,12 +81,62 @@ class Telemetry:
             self._metrics.count("draftd_refresh_tokens_total", stat.kind, amount=stat.tokens)
         for lag in self._corpus.visibility_lags():
             self._metrics.observe("draftd_visibility_lag_seconds", lag)
-        self._metrics.advance("draftd_refresh_errors_total", self._corpus.refresh_errors)
+        if self._corpus.refresh_errors > self._refresh_errors:
+            log.error("refresh_failed", times=self._corpus.refresh_errors - self._refresh_errors, exc_info=self._corpus.refresh_failure)
+            self._refresh_errors = self._corpus.refresh_errors
+        self._metrics.advance("draftd_refresh_errors_total", self._refresh_errors)
+        self._metrics.replace("draftd_device_memory_bytes", {(part,): n for part, n in self._corpus.device_bytes().items()})
         self._metrics.advance("draftd_reader_timeouts_total", self._corpus.readers_passed_over)
         self._metrics.advance("draftd_row_errors_total", self._row_errors + sum(self._errors_of.values()))
         self._corpus_gauges()
+        if self._store is not None:
+            self._of_store(self._store)
+        if self._replicator is not None:
+            self._of_replication(self._replicator.state())
         transports = [attachment.transport for attachment in self._attachments]
         self._metrics.replace("draftd_attachments", {(name,): transports.count(name) for name in (MAPPED, HANDLE, INLINE)})
+
+    def _of_store(self, store: Store) -> None:
+        counts = store.counts
+        self._metrics.advance("draftd_store_written_documents_total", counts.written_documents)
+        self._metrics.advance("draftd_store_written_tokens_total", counts.written_tokens)
+        self._metrics.advance("draftd_store_deleted_documents_total", counts.deleted_documents)
+        self._metrics.advance("draftd_store_unwritten_documents_total", store.backlog.never_written)
+        self._metrics.advance("draftd_store_damaged_documents_total", counts.damaged_documents)
+        self._metrics.advance("draftd_store_errors_total", counts.errors)
+        seconds, counts.commit_s = counts.commit_s, []
+        for one in seconds:
+            self._metrics.observe("draftd_store_commit_seconds", one)
+        self._metrics.set("draftd_store_failing", int(bool(store.failure)))
+        self._metrics.set("draftd_store_lag_seconds", store.lag_s())
+        self._metrics.set("draftd_store_pending_documents", store.backlog.waiting)
+        self._metrics.set("draftd_store_bytes", store.database.size_bytes())
+        self._metrics.set("draftd_store_restored_documents", counts.restored_documents)
+        self._metrics.set("draftd_store_restored_tokens", counts.restored_tokens)
+        self._metrics.set("draftd_store_restore_seconds", counts.restore_s)
+        self._metrics.set("draftd_namespaces_asleep", len(self._sleepers or ()))
+
+    def _of_replication(self, state: ReplicationState) -> None:
+        counts, metrics = state.counts, self._metrics
+        metrics.set("draftd_replication_connected", int(state.connected))
+        metrics.set("draftd_replication_lag_messages", state.lag_messages)
+        metrics.set("draftd_replication_outbox_documents", state.outbox_documents)
+        metrics.set("draftd_replication_outbox_age_seconds", state.outbox_age_s)
+        metrics.advance("draftd_replication_connections_total", counts.connections)
+        metrics.advance("draftd_replication_errors_total", counts.errors)
+        metrics.advance("draftd_replication_published_documents_total", counts.published_documents)
+        metrics.advance("draftd_replication_published_bytes_total", counts.published_bytes)
+        metrics.advance("draftd_replication_consumed_documents_total", counts.consumed_documents)
+        metrics.advance("draftd_replication_consumed_tokens_total", counts.consumed_tokens)
+        metrics.advance("draftd_replication_consumed_bytes_total", counts.consumed_bytes)
+        metrics.advance("draftd_replication_renamed_documents_total", counts.renamed)
+        for name, by_label in (
+            ("draftd_replication_unsent_documents_total", state.unsent_documents),
+            ("draftd_replication_duplicate_documents_total", {at: counts.duplicates[at] for at in (AT_STREAM, AT_CORPUS)}),
+            ("draftd_replication_refused_messages_total", {reason: counts.refused[reason] for reason in REASONS}),
+        ):
+            for label, value in by_label.items():
+                metrics.advance(name, value, label)
 
     def _corpus_gauges(self) -> None:
         infos = self._corpus.namespaces()

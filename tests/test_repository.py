@@ -103,12 +103,6 @@ def test_version_is_the_newest_in_the_changelog() -> None:
     assert versions[0] == version
 
 
-def test_image_tag_in_the_manifests_is_the_version() -> None:
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    kustomization = (ROOT / "deploy/kubernetes/kustomization.yaml").read_text()
-    assert re.search(r"newName: \S*/draftd\n\s+newTag: (\S+)", kustomization)[1] == version  # type: ignore[index]
-
-
 def test_lock_pins_every_requirement() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]

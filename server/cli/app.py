@@ -7,12 +7,15 @@ import typer
 from typer.exceptions import TyperException
 
 from draftd.server.cli.bench import bench
+from draftd.server.cli.channel import with_credentials
 from draftd.server.cli.config import config
 from draftd.server.cli.documents import export, import_documents, ingest
 from draftd.server.cli.draft import explain, propose
 from draftd.server.cli.failure import Failure, UsageFailure
 from draftd.server.cli.serve import serve
 from draftd.server.cli.status import status
+from draftd.server.cli.token import token
+from draftd.server.cli.top import top
 from draftd.server.replay.cli import replay
 from draftd.server.version import version
 
@@ -24,13 +27,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("serve")(serve)
-app.command("status")(status)
+app.command("status")(with_credentials(status))
+app.command("top")(top)
 app.command("replay")(replay)
-app.command("propose")(propose)
-app.command("explain")(explain)
-app.command("ingest")(ingest)
-app.command("export")(export)
-app.command("import")(import_documents)
+app.command("propose")(with_credentials(propose))
+app.command("explain")(with_credentials(explain))
+app.command("ingest")(with_credentials(ingest))
+app.command("export")(with_credentials(export))
+app.command("import")(with_credentials(import_documents))
+app.command("token")(token)
 app.command("config")(config)
 app.command("bench", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})(bench)
 

@@ -4,7 +4,9 @@ import contextlib
 import gzip
 import io
 import json
+import os
 import sys
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,17 @@ import zstandard
 from draftd.server.cli.failure import Failure
 
 STANDARD = "-"
+PARQUET = ".parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a file says about its documents; vocab_size 0 and an empty fingerprint where it does not say."""
+
+    namespace: str = ""
+    vocab_size: int = 0
+    fingerprint: str = ""
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,23 +41,48 @@ class FileDocument:
 
 @contextlib.contextmanager
 def open_text(path: str, mode: str) -> Iterator[IO[str]]:
-    """A text stream to read ("r") or write ("w"); Failure if it cannot be opened or is damaged."""
+    """A text stream to read ("r") or write ("w"); Failure if it cannot be opened or is damaged. See whole_file for what is written."""
     if path == STANDARD:
         yield sys.stdin if mode == "r" else sys.stdout
         return
     try:
-        with _open(path, mode) as stream:
+        with whole_file(path) if mode == "w" else contextlib.nullcontext(Path(path)) as file, _open(file, path, mode) as stream:
             yield stream
-    except (OSError, EOFError, UnicodeDecodeError, zstandard.ZstdError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error, zstandard.ZstdError) as error:
         raise Failure(f"{path}: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _open(path: str, mode: str) -> IO[str]:
-    if path.endswith(".gz"):
-        return cast(IO[str], gzip.open(path, mode + "t", encoding="utf-8"))
-    if path.endswith(".zst"):
-        return cast(IO[str], zstandard.open(path, mode + "t", encoding="utf-8"))
-    return Path(path).open(mode, encoding="utf-8")
+def _open(file: Path, name: str, mode: str) -> IO[str]:
+    if name.endswith(".gz"):
+        return cast(IO[str], gzip.open(file, mode + "t", encoding="utf-8"))
+    if name.endswith(".zst"):
+        return cast(IO[str], zstandard.open(file, mode + "t", encoding="utf-8"))
+    return file.open(mode, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def whole_file(path: str) -> Iterator[Path]:
+    """Where to write a file that gets its name only when all of it is on the disk; what is no regular file is written as it is.
+
+    Raises:
+        Failure: It cannot be written.
+    """
+    target = Path(path)
+    if target.exists() and not target.is_file():
+        yield target
+        return
+    partial = target.with_name(target.name + ".partial")
+    try:
+        partial.touch()
+        try:
+            yield partial
+            with partial.open("rb") as written:
+                os.fsync(written.fileno())
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise Failure(f"{path}: {error.strerror or error}") from None
 
 
 def read_documents(stream: IO[str], name: str) -> Iterator[FileDocument]:
@@ -57,7 +95,7 @@ def read_documents(stream: IO[str], name: str) -> Iterator[FileDocument]:
         if text := line.strip():
             try:
                 yield from _documents(text, f"{Path(name).name}:{number}")
-            except (ValueError, TypeError, KeyError, AttributeError):
+            except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
                 raise Failure(f"{name}:{number}: neither token ids nor a JSON document nor a trace session") from None
 
 
@@ -71,9 +109,17 @@ def _documents(text: str, default_id: str) -> Iterator[FileDocument]:
     elif "turns" in value:
         for i, turn in enumerate(value["turns"]):
             if turn["output"]:
-                yield FileDocument(f"{value['id']}/{i}", [int(token) for token in turn["output"]])
+                yield _document(f"{value['id']}/{i}", turn["output"])
     else:
-        yield FileDocument(str(value["document_id"]), [int(token) for token in value["tokens"]], int(value.get("generation", 0)))
+        yield _document(str(value["document_id"]), value["tokens"], int(value.get("generation", 0)))
+
+
+def _document(document_id: str, tokens: Any, generation: int = 0) -> FileDocument:
+    """A document that fits a message; ValueError if it does not."""
+    document_id.encode()
+    if not -(2**63) <= generation < 2**63:
+        raise ValueError(generation)
+    return FileDocument(document_id, [int(token) for token in tokens], generation)
 
 
 def write_document(stream: io.TextIOBase | IO[str], document: FileDocument) -> None:

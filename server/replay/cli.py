@@ -85,6 +85,7 @@ def replay(
     vocab_size: Annotated[
         int | None, typer.Option(help="Vocabulary size; default: the smallest that has all tokens of the trace.", show_default=False)
     ] = None,
+    device: Annotated[str, typer.Option(help="Where the private service drafts: cpu, cuda, or cuda:N.")] = "cpu",
     limit_sessions: Annotated[int | None, typer.Option(help="Replay only so many sessions.", min=1, show_default=False)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -104,6 +105,7 @@ def replay(
             timeout_ms=timeout_ms,
             vocab_size=vocab_size,
             namespace=namespace,
+            device=device,
         )
     except InvalidArgument as error:
         raise UsageFailure(str(error)) from None

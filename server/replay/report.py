@@ -13,6 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.table import Table
 
+from draftd.client.channel import open_channel
+from draftd.client.credentials import Credentials
 from draftd.drafter.drafts import SOURCE_CORPUS, SOURCE_LOCAL
 from draftd.proto.draftd.v1 import draftd_pb2 as pb
 from draftd.proto.draftd.v1 import draftd_pb2_grpc
@@ -66,7 +68,7 @@ def _ratio(part: int, whole: int) -> float | None:
 
 
 def _of_corpus(endpoint: str, namespaces: Sequence[str]) -> dict[str, Any]:
-    with grpc.insecure_channel(endpoint) as channel:
+    with open_channel(endpoint, Credentials.from_environment()) as channel:
         try:
             answer = draftd_pb2_grpc.CorpusServiceStub(channel).ListNamespaces(pb.ListNamespacesRequest(), timeout=_TIMEOUT_S)
         except grpc.RpcError:
@@ -83,7 +85,9 @@ def _of_histograms(http_url: str) -> dict[str, Any]:
     if not http_url:
         return found
     try:
-        with urllib.request.urlopen(f"{http_url}/metrics", timeout=_TIMEOUT_S) as answer:
+        token = Credentials.from_environment().token()
+        request = urllib.request.Request(f"{http_url}/metrics", headers={"Authorization": f"Bearer {token}"} if token else {})
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
             text = answer.read().decode()
     except OSError:
         return found

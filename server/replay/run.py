@@ -34,6 +34,7 @@ class ReplaySettings:
         timeout_ms: Longest wait of a propose; None: 2 ms, or in step mode 5 s, since a late draft would not repeat.
         vocab_size: None: the smallest that has all of the trace's tokens.
         namespace: First part of the namespaces' names.
+        device: Where a private service drafts.
     """
 
     engines: int = 1
@@ -46,6 +47,7 @@ class ReplaySettings:
     timeout_ms: float | None = None
     vocab_size: int | None = None
     namespace: str = "replay"
+    device: str = "cpu"
 
     def namespaces(self) -> list[str]:
         """The namespace of each engine."""
@@ -77,7 +79,16 @@ def service_for(settings: ReplaySettings, sessions: Sequence[Session]) -> Privat
     """A private service with room for a replay, not started yet."""
     longest = max(session.length for session in sessions)
     return PrivateService(
-        ["--max-length", str(max(16, longest)), "--max-rows", str(max(1024, settings.concurrency)), "--log-level", "warning"]
+        [
+            "--max-length",
+            str(max(16, longest)),
+            "--max-rows",
+            str(max(1024, settings.concurrency)),
+            "--log-level",
+            "warning",
+            "--device",
+            settings.device,
+        ]
     )
 
 

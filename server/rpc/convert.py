@@ -16,6 +16,8 @@ from draftd.drafter.layout import BlockSpec
 from draftd.drafter.params import DraftParams
 from draftd.drafter.records import NamespaceInfo
 from draftd.proto.draftd.v1 import draftd_pb2 as pb
+from draftd.server.replicate.counts import ReplicationState
+from draftd.server.store.store import Store
 
 _INT32 = np.dtype("<i4")
 _DATA_TYPES = {
@@ -153,7 +155,7 @@ def block_message(spec: BlockSpec) -> pb.BlockMap:
     )
 
 
-def namespace_message(info: NamespaceInfo, attachments: int) -> pb.Namespace:
+def namespace_message(info: NamespaceInfo, attachments: int, asleep: bool = False) -> pb.Namespace:
     """A namespace as a message."""
     return pb.Namespace(
         name=info.name,
@@ -169,6 +171,39 @@ def namespace_message(info: NamespaceInfo, attachments: int) -> pb.Namespace:
         segments=pb.Segments(main=info.main, recent=info.recent, live=info.live),
         bytes=info.bytes,
         attachments=attachments,
+        asleep=asleep,
+    )
+
+
+def store_message(store: Store) -> pb.Store:
+    """State of the store as a message."""
+    return pb.Store(
+        bytes=store.database.size_bytes(),
+        pending_documents=store.backlog.waiting,
+        lag_ms=round(1000 * store.lag_s()),
+        failure=store.failure,
+        restored_documents=store.counts.restored_documents,
+        restored_tokens=store.counts.restored_tokens,
+        damaged_documents=store.counts.damaged_documents,
+    )
+
+
+def replication_message(state: ReplicationState) -> pb.Replication:
+    """State of replication as a message."""
+    counts = state.counts
+    return pb.Replication(
+        stream=state.stream,
+        node=state.node,
+        connected=state.connected,
+        failure=state.failure,
+        warning=state.warning,
+        lag_messages=state.lag_messages,
+        outbox_documents=state.outbox_documents,
+        outbox_age_ms=round(1000 * state.outbox_age_s),
+        published_documents=counts.published_documents,
+        consumed_documents=counts.consumed_documents,
+        duplicate_documents=counts.duplicates.total(),
+        refused_messages=counts.refused.total(),
     )
 
 

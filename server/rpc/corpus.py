@@ -2,6 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from draftd.drafter.corpus import Corpus
 from draftd.drafter.errors import FailedPrecondition, InvalidArgument, NotFound
@@ -12,32 +16,75 @@ from draftd.proto.draftd.v1.draftd_pb2_grpc import CorpusServiceServicer
 from draftd.server.attachments import Attachments
 from draftd.server.config import ServerConfig
 from draftd.server.metrics import Metrics
-from draftd.server.names import namespace_or_default
-from draftd.server.rpc.convert import check_vocabulary, explain_message, namespace_message, params_of, tokens_of
+from draftd.server.names import check_fingerprint, namespace_or_default
+from draftd.server.rpc.convert import (
+    check_vocabulary,
+    explain_message,
+    namespace_message,
+    params_of,
+    replication_message,
+    store_message,
+    tokens_of,
+)
+from draftd.server.rpc.durability import Durability
 from draftd.server.rpc.errors import Context, streaming, unary
+from draftd.server.rpc.gate import Gate
+from draftd.server.security.principal import CALLER
+from draftd.server.store.store import Store
+
+if TYPE_CHECKING:
+    from draftd.server.replicate.replicator import Replicator
 
 _EXPORT_BYTES = 2**20
 _EXPLAIN_LIMIT = 1000
 _EXPLAIN_DEFAULT = 10
-_MAX_GENERATIONS = 2**31 - 1
+MAX_GENERATION = 2**31 - 1
 
 
 class CorpusRpc(CorpusServiceServicer):
     """draftd.v1.CorpusService."""
 
-    def __init__(self, config: ServerConfig, corpus: Corpus, attachments: Attachments, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        corpus: Corpus,
+        attachments: Attachments,
+        metrics: Metrics,
+        store: Store | None,
+        durability: Durability,
+        gate: Gate,
+        replicator: "Replicator | None" = None,
+    ) -> None:
         self.metrics = metrics
+        self.gate = gate
+        self._store = store
+        self._replicator = replicator
+        self._durability = durability
         self._config = config
         self._corpus = corpus
         self._attachments = attachments
 
     @unary
     async def ListNamespaces(self, request: pb.ListNamespacesRequest, context: Context) -> pb.ListNamespacesResponse:
-        infos = sorted(self._corpus.namespaces(), key=lambda info: info.name)
-        return pb.ListNamespacesResponse(namespaces=[namespace_message(info, self._attachments.users(info.name)) for info in infos])
+        caller = CALLER.get()
+        states: list[pb.Namespace] = [namespace_message(info, self._attachments.users(info.name)) for info in self._corpus.namespaces()]
+        if self.gate.sleepers:
+            states += [namespace_message(info, 0, asleep=True) for info in self.gate.sleepers.infos()]
+        states = [state for state in states if caller is None or caller.may("read", state.name)]
+        states.sort(key=lambda state: state.name)
+        response = pb.ListNamespacesResponse(namespaces=states)
+        # What follows is about all namespaces.
+        if caller is None or caller.may_everywhere("read"):
+            if self._store:
+                response.store.CopyFrom(store_message(self._store))
+            if self._replicator:
+                response.replication.CopyFrom(replication_message(self._replicator.state()))
+        return response
 
     @unary
     async def GetNamespace(self, request: pb.GetNamespaceRequest, context: Context) -> pb.GetNamespaceResponse:
+        if self.gate.sleepers and (info := self.gate.sleepers.info(namespace_or_default(request.namespace))):
+            return pb.GetNamespaceResponse(namespace=namespace_message(info, 0, asleep=True))
         name = self._existing(request.namespace)
         return pb.GetNamespaceResponse(namespace=namespace_message(self._corpus.namespace(name), self._attachments.users(name)))
 
@@ -45,6 +92,8 @@ class CorpusRpc(CorpusServiceServicer):
     async def DropNamespace(self, request: pb.DropNamespaceRequest, context: Context) -> pb.DropNamespaceResponse:
         if not request.namespace:
             raise InvalidArgument("namespace must be given", "namespace")
+        if self.gate.sleepers and (info := self.gate.sleepers.drop(request.namespace)):
+            return pb.DropNamespaceResponse(documents=info.documents, tokens=info.tokens)
         name = self._existing(request.namespace)
         users = self._attachments.users(name)
         if users and not request.force:
@@ -56,9 +105,9 @@ class CorpusRpc(CorpusServiceServicer):
     async def AdvanceGeneration(self, request: pb.AdvanceGenerationRequest, context: Context) -> pb.AdvanceGenerationResponse:
         name = self._existing(request.namespace)
         keep = request.keep_generations
-        if not 1 <= keep <= _MAX_GENERATIONS:
-            raise InvalidArgument(f"keep_generations is {keep}; it must be in [1, {_MAX_GENERATIONS}]", "keep_generations")
-        generation, evicted_tokens = self._corpus.advance_generation(name, keep)
+        if not 0 <= keep <= MAX_GENERATION:
+            raise InvalidArgument(f"keep_generations is {keep}; it must be in [0, {MAX_GENERATION}]", "keep_generations")
+        generation, evicted_tokens = self._corpus.advance_generation(name, keep or None)
         return pb.AdvanceGenerationResponse(generation=generation, evicted_tokens=evicted_tokens)
 
     @unary
@@ -82,6 +131,7 @@ class CorpusRpc(CorpusServiceServicer):
             total_documents=self._corpus.document_count(name),
             vocab_size=info.vocab_size,
             tokenizer_fingerprint=info.tokenizer_fingerprint,
+            generation=info.generation,
         )
         first, size = True, 0
         for document in self._corpus.documents(name):
@@ -90,7 +140,12 @@ class CorpusRpc(CorpusServiceServicer):
                 yield message
                 message, first, size = pb.ExportResponse(), False, 0
                 await asyncio.sleep(0)
-            message.documents.add(document_id=document.document_id, packed_tokens=packed, generation=document.generation)
+            message.documents.add(
+                document_id=document.document_id,
+                packed_tokens=packed,
+                generation=document.generation,
+                committed_us=document.committed_us,
+            )
             size += len(packed)
         if first or size:
             yield message
@@ -103,15 +158,22 @@ class CorpusRpc(CorpusServiceServicer):
         async for request in request_iterator:
             if not name:
                 name = namespace_or_default(request.namespace)
+                if self.gate.sleepers:
+                    await self.gate.sleepers.wake((name,))
                 vocab_size = self._import_vocabulary(request, name)
-                self._corpus.ensure_namespace(name, vocab_size, request.tokenizer_fingerprint)
-            for i, document in enumerate(request.documents):
-                self._import(name, vocab_size, document, f"documents[{i}]", response)
+                self._corpus.ensure_namespace(name, vocab_size, check_fingerprint(request.tokenizer_fingerprint))
+            checked = [self._checked(document, vocab_size, f"documents[{i}]") for i, document in enumerate(request.documents)]
+            for i, (document, tokens) in enumerate(zip(request.documents, checked, strict=True)):
+                kept = self._corpus.add(name, document.document_id, tokens, document.generation)
+                response.documents += kept > 0
+                response.tokens += kept
+                response.skipped_documents += not kept
                 if i % 64 == 63:
                     await asyncio.sleep(0)
         if not name:
             raise InvalidArgument("namespace: the stream has no message", "namespace")
         self.metrics.count("draftd_ingest_tokens_total", self.metrics.namespace_label(name), "import", amount=response.tokens)
+        response.durable = await self._durability.wait(context)
         return response
 
     def _import_vocabulary(self, request: pb.ImportRequest, name: str) -> int:
@@ -121,10 +183,12 @@ class CorpusRpc(CorpusServiceServicer):
             raise InvalidArgument(f"vocab_size is {request.vocab_size}; it must be in [1, {MAX_VOCAB}]", "vocab_size")
         return request.vocab_size
 
-    def _import(self, namespace: str, vocab_size: int, document: pb.StoredDocument, name: str, response: pb.ImportResponse) -> None:
-        """Adds one document, or counts it as skipped if its id is there already."""
+    def _checked(self, document: pb.StoredDocument, vocab_size: int, name: str) -> NDArray[np.int32]:
+        """A document's tokens, int32 [n]; raises what is wrong with it."""
         if not 1 <= len(document.document_id.encode()) <= MAX_DOCUMENT_ID_BYTES:
             raise InvalidArgument(f"{name}.document_id must have 1 to {MAX_DOCUMENT_ID_BYTES} bytes", f"{name}.document_id")
+        if not 0 <= document.generation <= MAX_GENERATION:
+            raise InvalidArgument(f"{name}.generation is {document.generation}; it must be in [0, {MAX_GENERATION}]", f"{name}.generation")
         size = len(document.packed_tokens)
         if size % 4 or not 1 <= size // 4 <= self._config.max_length:
             raise InvalidArgument(
@@ -133,13 +197,7 @@ class CorpusRpc(CorpusServiceServicer):
             )
         tokens = tokens_of(pb.Row(packed_tokens=document.packed_tokens), name)
         check_vocabulary(tokens, vocab_size, name)
-        try:
-            kept = self._corpus.ingest(namespace, document.document_id, 0, tokens, True).kept_tokens
-        except FailedPrecondition:
-            kept = 0
-        response.documents += kept > 0
-        response.tokens += kept
-        response.skipped_documents += not kept
+        return tokens
 
     def _existing(self, namespace: str) -> str:
         """A namespace that exists; NotFound otherwise."""

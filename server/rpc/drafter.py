@@ -17,16 +17,18 @@ from draftd.proto.draftd.v1.draftd_pb2_grpc import DrafterServiceServicer
 from draftd.server.attachments import HANDLE, INLINE, MAPPED, MAX_EXTRA_NAMESPACES, Attachment, Attachments, Engine
 from draftd.server.config import ServerConfig
 from draftd.server.metrics import Metrics
-from draftd.server.names import check_name, namespace_or_default
+from draftd.server.names import check_fingerprint, check_name, namespace_or_default
 from draftd.server.rpc.convert import block_message, check_vocabulary, params_message, tokens_of
+from draftd.server.rpc.durability import Durability
 from draftd.server.rpc.errors import Context, status_of, streaming, unary
+from draftd.server.rpc.gate import Gate
 from draftd.server.rpc.propose import Proposer
 from draftd.server.rpc.visibility import Visibility
+from draftd.server.security.access import ACCESS
 from draftd.server.telemetry import Telemetry
 from draftd.server.tensors import EngineTensors
 
 _TRANSPORTS = {MAPPED: pb.TRANSPORT_MAPPED, HANDLE: pb.TRANSPORT_HANDLE, INLINE: pb.TRANSPORT_INLINE}
-_MAX_FINGERPRINT_BYTES = 256
 
 
 class Drafter(DrafterServiceServicer):
@@ -40,13 +42,17 @@ class Drafter(DrafterServiceServicer):
         metrics: Metrics,
         telemetry: Telemetry,
         visibility: Visibility,
+        durability: Durability,
+        gate: Gate,
     ) -> None:
         self.metrics = metrics
+        self.gate = gate
         self._config = config
         self._corpus = corpus
         self._attachments = attachments
         self._telemetry = telemetry
         self._visibility = visibility
+        self._durability = durability
         self._proposer = Proposer(config, corpus, attachments, metrics, telemetry)
         self._shm_root = config.shm_directory()
         self._own_blocks = Path(corpus.control_spec().handle).parent
@@ -55,7 +61,7 @@ class Drafter(DrafterServiceServicer):
     async def Attach(self, request: pb.AttachRequest, context: Context) -> pb.AttachResponse:
         engine = self._engine(request)
         same_host = context.peer().startswith("unix:")
-        transport, reason = _choose_transport(request, same_host)
+        transport, reason = _choose_transport(request, same_host, self._corpus.config.device)
         self._attachments.check_free(engine.name)
         tensors = None
         if transport == HANDLE:
@@ -105,6 +111,8 @@ class Drafter(DrafterServiceServicer):
     ) -> AsyncIterator[pb.ProposeStreamResponse]:
         async for item in request_iterator:
             try:
+                if not self.gate.is_open:
+                    await self.gate.enter("ProposeStream", ACCESS["ProposeStream"].namespaces, item)
                 yield pb.ProposeStreamResponse(sequence=item.sequence, response=self._proposer.propose(item.request))
             except Exception as error:  # noqa: BLE001 - answered on the stream, counted and logged by status_of
                 code, message = status_of(error, "ProposeStream", self.metrics)
@@ -116,6 +124,7 @@ class Drafter(DrafterServiceServicer):
         documents = request.documents
         if not 1 <= len(documents) <= self._config.max_batch:
             raise InvalidArgument(f"documents: {len(documents)} documents; a request has 1 to {self._config.max_batch}", "documents")
+        self._durability.check(request.wait_durable)
         attachment = self._attachments.get(request.attachment_id) if request.attachment_id else None
         namespace = self._ingest_namespace(request, attachment)
         exists = self._corpus.has_namespace(namespace)
@@ -152,6 +161,8 @@ class Drafter(DrafterServiceServicer):
         self._count_kept(namespace, "ingest", results)
         if request.wait_visible:
             await self._visibility.wait(context)
+        if request.wait_durable:
+            await self._durability.wait(context)
         return pb.IngestResponse(results=results)
 
     @unary
@@ -162,6 +173,7 @@ class Drafter(DrafterServiceServicer):
             raise FailedPrecondition("attachment_id: a mapped attachment finishes rows in its row block", "attachment_id")
         if not 1 <= len(request.rows) <= engine.max_rows:
             raise InvalidArgument(f"rows: {len(request.rows)} rows; a request has 1 to {engine.max_rows}, max_rows", "rows")
+        self._durability.check(request.wait_durable)
         checked = []
         for i, row in enumerate(request.rows):
             name = f"rows[{i}]"
@@ -186,6 +198,8 @@ class Drafter(DrafterServiceServicer):
         self._count_kept(attachment.namespace, "harvest", results)
         if request.wait_visible:
             await self._visibility.wait(context)
+        if request.wait_durable:
+            await self._durability.wait(context)
         return pb.HarvestResponse(results=results)
 
     def _end_any(self, attachment: Attachment, discard: bool, document_id: str) -> IngestResult | None:
@@ -202,8 +216,7 @@ class Drafter(DrafterServiceServicer):
         """Checks what an engine declares against the service's limits."""
         check_name(request.engine, "engine")
         namespaces = [namespace_or_default(request.namespace), *_extra_namespaces(request.extra_namespaces)]
-        if len(request.tokenizer_fingerprint.encode()) > _MAX_FINGERPRINT_BYTES:
-            raise InvalidArgument(f"tokenizer_fingerprint has more than {_MAX_FINGERPRINT_BYTES} bytes", "tokenizer_fingerprint")
+        check_fingerprint(request.tokenizer_fingerprint)
         _check_vocab_size(request.vocab_size)
         for field, limit in (("k", self._config.max_k), ("max_rows", self._config.max_rows), ("max_length", self._config.max_length)):
             value: int = getattr(request, field)
@@ -240,14 +253,14 @@ class Drafter(DrafterServiceServicer):
         self.metrics.count("draftd_ingest_tokens_total", self.metrics.namespace_label(namespace), via, amount=kept)
 
 
-def _choose_transport(request: pb.AttachRequest, same_host: bool) -> tuple[str, str]:
+def _choose_transport(request: pb.AttachRequest, same_host: bool, device: str) -> tuple[str, str]:
     """The transport of an attachment, and why it is not the wanted one, if it is not.
 
     Raises:
         FailedPrecondition: The engine asks for what this service or its place cannot do, with the reason.
     """
     if request.device_uuid:
-        raise FailedPrecondition("device_uuid must be empty: this service drafts on the CPU and shares no device", "device_uuid")
+        raise FailedPrecondition("device_uuid must be empty: this service shares no device", "device_uuid")
     if request.transport == pb.TRANSPORT_HANDLE:
         if not same_host:
             raise FailedPrecondition("transport HANDLE needs the Unix socket: tensors are files of the service's host", "transport")
@@ -258,6 +271,11 @@ def _choose_transport(request: pb.AttachRequest, same_host: bool) -> tuple[str, 
         return INLINE, ""
     if request.transport not in (pb.TRANSPORT_UNSPECIFIED, pb.TRANSPORT_MAPPED):
         raise InvalidArgument(f"transport {request.transport} is not known", "transport")
+    if device != "cpu":
+        reason = f"the index is on {device}, which other processes cannot map"
+        if request.transport == pb.TRANSPORT_MAPPED:
+            raise FailedPrecondition(f"transport MAPPED: {reason}", "transport")
+        return INLINE, reason
     if not same_host:
         return INLINE, "MAPPED needs the Unix socket: the index is in the memory of the service's host"
     if request.layout_version != LAYOUT_VERSION:

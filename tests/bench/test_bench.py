@@ -11,17 +11,20 @@ import pytest
 
 from bench import __main__ as runner
 from bench import peers
+from bench.footprint import Footprint
+from bench.hostile_calls import HostileCalls, methods, path
 from bench.machine import report
 from bench.rpc import padded_check
 from bench.workload import VOCABULARY, make
+from draftd.proto.draftd.v1 import draftd_pb2 as pb
 
 BENCH = Path(__file__).parents[2] / "bench"
 
 
 def test_every_benchmark_is_run_by_name() -> None:
-    parts = {"__main__", "__init__", "machine", "workload", "service"}
-    assert {path.stem for path in BENCH.glob("*.py")} - parts == {*runner.NAMES, *runner.GPU_NAMES}
-    assert all(callable(importlib.import_module(f"bench.{name}").main) for name in runner.NAMES)
+    parts = {"__main__", "__init__", "machine", "workload", "service", "footprint", "hostile_calls"}
+    assert {path.stem for path in BENCH.glob("*.py")} - parts == {*runner.NAMES, *runner.GPU_NAMES, *runner.LONG_NAMES}
+    assert all(callable(importlib.import_module(f"bench.{name}").main) for name in (*runner.NAMES, *runner.LONG_NAMES))
 
 
 def test_workload_is_large_enough_and_repeats() -> None:
@@ -65,3 +68,19 @@ def test_peer_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ARCTIC_PYTHON", raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert peers.arctic("replay", "trace") is None
+
+
+def test_growth_is_told_for_what_grew_by_more_than_it_may() -> None:
+    before = Footprint(private_mib=100, shm_mib=10, shm_files=3, files=20, threads=8, children=0)
+    after = Footprint(private_mib=200, shm_mib=5, shm_files=3, files=21, threads=8, children=1)
+    most = Footprint(private_mib=32, shm_mib=1, shm_files=1, files=1, threads=1, children=0)
+    assert after.growth(before, most) == ["private_mib grew by 100, from 100", "children grew by 1, from 0"]
+    assert before.growth(before, most) == []
+
+
+def test_hostile_calls_repeat_and_name_every_method() -> None:
+    one, other = HostileCalls(3), HostileCalls(3)
+    calls = [next(one) for _ in range(500)]
+    assert calls == [next(other) for _ in range(500)]
+    assert {call.path for call in calls} >= {path(method) for method in methods(pb)}
+    assert all(len(call.messages) == 1 for call in calls if not call.client_streams)

@@ -83,7 +83,7 @@ def test_holds_every_module_of_every_package(wheel: Path) -> None:
         f"draftd/{path.relative_to(ROOT)}"
         for package in PACKAGES
         for path in (ROOT / package).rglob("*")
-        if path.suffix in {".py", ".pyi", ".proto"} and "__pycache__" not in path.parts
+        if path.suffix in {".py", ".pyi", ".proto", ".html", ".css", ".js"} and "__pycache__" not in path.parts
     }
     assert wanted - held == set()
     assert {"draftd/__init__.py", "draftd/py.typed", "draftd/proto/draftd/v1/draftd.proto"} <= held

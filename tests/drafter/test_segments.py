@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
 
 import pytest
 from hypothesis import settings
@@ -33,6 +34,7 @@ class IndexMachine(RuleBasedStateMachine):
     """Random lives of documents, refreshes, and merges that end whenever they like."""
 
     bench: Bench
+    make_bench: ClassVar[type[Bench]] = Bench
 
     @initialize(
         vocab=st.sampled_from([1, 2, 3, 70]), depth=st.integers(2, 10), ring=st.integers(8, 30), recent=st.integers(2, 4),
@@ -40,7 +42,7 @@ class IndexMachine(RuleBasedStateMachine):
     )  # fmt: skip
     def start(self, vocab: int, depth: int, ring: int, recent: int, live: int, eager: bool) -> None:
         self.vocab = vocab
-        self.bench = Bench(vocab=vocab, depth=depth, quota=ring * depth, recent=recent * depth, live=live * depth)
+        self.bench = self.make_bench(vocab=vocab, depth=depth, quota=ring * depth, recent=recent * depth, live=live * depth)
         self.bench.executor.eager = eager
         self.bench.refresh()
 

@@ -5,9 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from draftd.server.logging import configure_logging
 from tests.server.harness import Process, RunningService, short_directory
 
 
@@ -18,6 +20,14 @@ def service() -> Iterator[RunningService]:
     running.seed()
     yield running
     running.close()
+
+
+@pytest.fixture
+def json_logs() -> Iterator[None]:
+    """Logs as JSON, errors only."""
+    configure_logging("error", "json")
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

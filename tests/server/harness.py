@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from unittest import mock
 
 import grpc
 import numpy as np
+import structlog
 from google.protobuf.message import Message
 
 from draftd.proto.draftd.v1 import draftd_pb2 as pb
@@ -41,8 +42,8 @@ def pack(tokens: list[int]) -> bytes:
 class Stubs:
     """The services of one channel."""
 
-    def __init__(self, target: str) -> None:
-        self.channel = grpc.insecure_channel(target, options=[("grpc.max_receive_message_length", -1)])
+    def __init__(self, target: str, channel: grpc.Channel | None = None) -> None:
+        self.channel = channel or grpc.insecure_channel(target, options=[("grpc.max_receive_message_length", -1)])
         self.drafter = draftd_pb2_grpc.DrafterServiceStub(self.channel)
         self.corpus = draftd_pb2_grpc.CorpusServiceStub(self.channel)
 
@@ -111,18 +112,31 @@ class RunningService(Stubs):
         await self._stop.wait()
         await self.service.stop()
 
-    def get(self, path: str) -> str:
+    def get(self, path: str, token: str = "") -> str:
         """The body of an HTTP answer."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.service.http_port}{path}", timeout=10) as answer:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        request = urllib.request.Request(f"http://127.0.0.1:{self.service.http_port}{path}", headers=headers)
+        with urllib.request.urlopen(request, timeout=10) as answer:
             return str(answer.read().decode())
 
-    def metric(self, sample: str) -> float:
-        """The value of one sample, written as Prometheus does; 0 if it is not there."""
-        for line in self.get("/metrics").splitlines():
+    def metric(self, sample: str, principal: str = "") -> float:
+        """The value of one sample, written as Prometheus does; 0 if it is not there. `principal` is whose token to send."""
+        for line in self.get("/metrics", f"{principal}-token" if principal else "").splitlines():
             name, _, value = line.rpartition(" ")
             if name == sample:
                 return float(value)
         return 0.0
+
+    def on_loop(self, call: Callable[[], Any]) -> None:
+        """Runs `call` in the service's event loop, and returns when it has run."""
+        done = threading.Event()
+
+        def run_it() -> None:
+            call()
+            done.set()
+
+        self._loop.call_soon_threadsafe(run_it)
+        assert done.wait(30)
 
     def hold_up(self, seconds: float) -> None:
         """Keeps the service's event loop busy for a while."""
@@ -238,6 +252,9 @@ def draftd(*arguments: str, **environment: str) -> Result:
             run()
         except SystemExit as exit_:
             return Result(int(exit_.code or 0), out.getvalue(), err.getvalue())
+        finally:
+            # `serve` sets logs up to go to what is standard error here.
+            structlog.reset_defaults()
     raise AssertionError("the command did not exit")
 
 

@@ -59,9 +59,9 @@ def test_new_generation_evicts_what_is_not_kept(service: RunningService) -> None
     wait_until(lambda: service.namespace("generations").tokens <= 40_000 - second.evicted_tokens)
     assert service.namespace("generations").evicted_tokens >= second.evicted_tokens
     code, message = error_of(
-        lambda: service.corpus.AdvanceGeneration(pb.AdvanceGenerationRequest(namespace="generations", keep_generations=0))
+        lambda: service.corpus.AdvanceGeneration(pb.AdvanceGenerationRequest(namespace="generations", keep_generations=-1))
     )
-    assert (code, "keep_generations is 0; it must be in [1, " in message) == ("INVALID_ARGUMENT", True)
+    assert (code, "keep_generations is -1; it must be in [0, " in message) == ("INVALID_ARGUMENT", True)
 
 
 def test_explanation_shows_matches_and_the_draft_they_give(service: RunningService) -> None:

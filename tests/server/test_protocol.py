@@ -25,6 +25,7 @@ VOLATILE = {
     "socket_id",
     "name",
     "creation_timestamp",
+    "committed_us",
     "timestamp",
     "last_call_started_timestamp",
     "calls_started",

@@ -287,18 +287,20 @@ class IngestDocument(_message.Message):
     def __init__(self, document_id: _Optional[str] = ..., offset: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., packed_tokens: _Optional[bytes] = ..., complete: _Optional[bool] = ...) -> None: ...
 
 class IngestRequest(_message.Message):
-    __slots__ = ("attachment_id", "namespace", "documents", "wait_visible", "vocab_size")
+    __slots__ = ("attachment_id", "namespace", "documents", "wait_visible", "vocab_size", "wait_durable")
     ATTACHMENT_ID_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     WAIT_VISIBLE_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    WAIT_DURABLE_FIELD_NUMBER: _ClassVar[int]
     attachment_id: str
     namespace: str
     documents: _containers.RepeatedCompositeFieldContainer[IngestDocument]
     wait_visible: bool
     vocab_size: int
-    def __init__(self, attachment_id: _Optional[str] = ..., namespace: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[IngestDocument, _Mapping]]] = ..., wait_visible: _Optional[bool] = ..., vocab_size: _Optional[int] = ...) -> None: ...
+    wait_durable: bool
+    def __init__(self, attachment_id: _Optional[str] = ..., namespace: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[IngestDocument, _Mapping]]] = ..., wait_visible: _Optional[bool] = ..., vocab_size: _Optional[int] = ..., wait_durable: _Optional[bool] = ...) -> None: ...
 
 class DocumentResult(_message.Message):
     __slots__ = ("document_id", "kept_tokens", "total_tokens", "committed")
@@ -335,14 +337,16 @@ class HarvestRow(_message.Message):
     def __init__(self, document_id: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., packed_tokens: _Optional[bytes] = ..., offset: _Optional[int] = ..., row_index: _Optional[int] = ..., discard: _Optional[bool] = ...) -> None: ...
 
 class HarvestRequest(_message.Message):
-    __slots__ = ("attachment_id", "rows", "wait_visible")
+    __slots__ = ("attachment_id", "rows", "wait_visible", "wait_durable")
     ATTACHMENT_ID_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     WAIT_VISIBLE_FIELD_NUMBER: _ClassVar[int]
+    WAIT_DURABLE_FIELD_NUMBER: _ClassVar[int]
     attachment_id: str
     rows: _containers.RepeatedCompositeFieldContainer[HarvestRow]
     wait_visible: bool
-    def __init__(self, attachment_id: _Optional[str] = ..., rows: _Optional[_Iterable[_Union[HarvestRow, _Mapping]]] = ..., wait_visible: _Optional[bool] = ...) -> None: ...
+    wait_durable: bool
+    def __init__(self, attachment_id: _Optional[str] = ..., rows: _Optional[_Iterable[_Union[HarvestRow, _Mapping]]] = ..., wait_visible: _Optional[bool] = ..., wait_durable: _Optional[bool] = ...) -> None: ...
 
 class HarvestResponse(_message.Message):
     __slots__ = ("results",)
@@ -351,7 +355,7 @@ class HarvestResponse(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[DocumentResult, _Mapping]]] = ...) -> None: ...
 
 class Namespace(_message.Message):
-    __slots__ = ("name", "vocab_size", "tokenizer_fingerprint", "tokens", "quota_tokens", "documents", "open_documents", "evicted_tokens", "generation", "version", "segments", "bytes", "attachments")
+    __slots__ = ("name", "vocab_size", "tokenizer_fingerprint", "tokens", "quota_tokens", "documents", "open_documents", "evicted_tokens", "generation", "version", "segments", "bytes", "attachments", "asleep")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -365,6 +369,7 @@ class Namespace(_message.Message):
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     ATTACHMENTS_FIELD_NUMBER: _ClassVar[int]
+    ASLEEP_FIELD_NUMBER: _ClassVar[int]
     name: str
     vocab_size: int
     tokenizer_fingerprint: str
@@ -378,7 +383,8 @@ class Namespace(_message.Message):
     segments: Segments
     bytes: int
     attachments: int
-    def __init__(self, name: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., tokens: _Optional[int] = ..., quota_tokens: _Optional[int] = ..., documents: _Optional[int] = ..., open_documents: _Optional[int] = ..., evicted_tokens: _Optional[int] = ..., generation: _Optional[int] = ..., version: _Optional[int] = ..., segments: _Optional[_Union[Segments, _Mapping]] = ..., bytes: _Optional[int] = ..., attachments: _Optional[int] = ...) -> None: ...
+    asleep: bool
+    def __init__(self, name: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., tokens: _Optional[int] = ..., quota_tokens: _Optional[int] = ..., documents: _Optional[int] = ..., open_documents: _Optional[int] = ..., evicted_tokens: _Optional[int] = ..., generation: _Optional[int] = ..., version: _Optional[int] = ..., segments: _Optional[_Union[Segments, _Mapping]] = ..., bytes: _Optional[int] = ..., attachments: _Optional[int] = ..., asleep: _Optional[bool] = ...) -> None: ...
 
 class Segments(_message.Message):
     __slots__ = ("main", "recent", "live")
@@ -395,10 +401,60 @@ class ListNamespacesRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ListNamespacesResponse(_message.Message):
-    __slots__ = ("namespaces",)
+    __slots__ = ("namespaces", "store", "replication")
     NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    REPLICATION_FIELD_NUMBER: _ClassVar[int]
     namespaces: _containers.RepeatedCompositeFieldContainer[Namespace]
-    def __init__(self, namespaces: _Optional[_Iterable[_Union[Namespace, _Mapping]]] = ...) -> None: ...
+    store: Store
+    replication: Replication
+    def __init__(self, namespaces: _Optional[_Iterable[_Union[Namespace, _Mapping]]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., replication: _Optional[_Union[Replication, _Mapping]] = ...) -> None: ...
+
+class Store(_message.Message):
+    __slots__ = ("bytes", "pending_documents", "lag_ms", "failure", "restored_documents", "restored_tokens", "damaged_documents")
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    PENDING_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    LAG_MS_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    bytes: int
+    pending_documents: int
+    lag_ms: int
+    failure: str
+    restored_documents: int
+    restored_tokens: int
+    damaged_documents: int
+    def __init__(self, bytes: _Optional[int] = ..., pending_documents: _Optional[int] = ..., lag_ms: _Optional[int] = ..., failure: _Optional[str] = ..., restored_documents: _Optional[int] = ..., restored_tokens: _Optional[int] = ..., damaged_documents: _Optional[int] = ...) -> None: ...
+
+class Replication(_message.Message):
+    __slots__ = ("stream", "node", "connected", "failure", "warning", "lag_messages", "outbox_documents", "outbox_age_ms", "published_documents", "consumed_documents", "duplicate_documents", "refused_messages")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    WARNING_FIELD_NUMBER: _ClassVar[int]
+    LAG_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    OUTBOX_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    OUTBOX_AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    CONSUMED_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    DUPLICATE_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    node: str
+    connected: bool
+    failure: str
+    warning: str
+    lag_messages: int
+    outbox_documents: int
+    outbox_age_ms: int
+    published_documents: int
+    consumed_documents: int
+    duplicate_documents: int
+    refused_messages: int
+    def __init__(self, stream: _Optional[str] = ..., node: _Optional[str] = ..., connected: _Optional[bool] = ..., failure: _Optional[str] = ..., warning: _Optional[str] = ..., lag_messages: _Optional[int] = ..., outbox_documents: _Optional[int] = ..., outbox_age_ms: _Optional[int] = ..., published_documents: _Optional[int] = ..., consumed_documents: _Optional[int] = ..., duplicate_documents: _Optional[int] = ..., refused_messages: _Optional[int] = ...) -> None: ...
 
 class GetNamespaceRequest(_message.Message):
     __slots__ = ("namespace",)
@@ -513,26 +569,30 @@ class ExportRequest(_message.Message):
     def __init__(self, namespace: _Optional[str] = ...) -> None: ...
 
 class ExportResponse(_message.Message):
-    __slots__ = ("documents", "total_documents", "vocab_size", "tokenizer_fingerprint")
+    __slots__ = ("documents", "total_documents", "vocab_size", "tokenizer_fingerprint", "generation")
     DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     documents: _containers.RepeatedCompositeFieldContainer[StoredDocument]
     total_documents: int
     vocab_size: int
     tokenizer_fingerprint: str
-    def __init__(self, documents: _Optional[_Iterable[_Union[StoredDocument, _Mapping]]] = ..., total_documents: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ...) -> None: ...
+    generation: int
+    def __init__(self, documents: _Optional[_Iterable[_Union[StoredDocument, _Mapping]]] = ..., total_documents: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class StoredDocument(_message.Message):
-    __slots__ = ("document_id", "packed_tokens", "generation")
+    __slots__ = ("document_id", "packed_tokens", "generation", "committed_us")
     DOCUMENT_ID_FIELD_NUMBER: _ClassVar[int]
     PACKED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_US_FIELD_NUMBER: _ClassVar[int]
     document_id: str
     packed_tokens: bytes
     generation: int
-    def __init__(self, document_id: _Optional[str] = ..., packed_tokens: _Optional[bytes] = ..., generation: _Optional[int] = ...) -> None: ...
+    committed_us: int
+    def __init__(self, document_id: _Optional[str] = ..., packed_tokens: _Optional[bytes] = ..., generation: _Optional[int] = ..., committed_us: _Optional[int] = ...) -> None: ...
 
 class ImportRequest(_message.Message):
     __slots__ = ("namespace", "vocab_size", "tokenizer_fingerprint", "documents")
@@ -547,11 +607,13 @@ class ImportRequest(_message.Message):
     def __init__(self, namespace: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[StoredDocument, _Mapping]]] = ...) -> None: ...
 
 class ImportResponse(_message.Message):
-    __slots__ = ("documents", "tokens", "skipped_documents")
+    __slots__ = ("documents", "tokens", "skipped_documents", "durable")
     DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_FIELD_NUMBER: _ClassVar[int]
     documents: int
     tokens: int
     skipped_documents: int
-    def __init__(self, documents: _Optional[int] = ..., tokens: _Optional[int] = ..., skipped_documents: _Optional[int] = ...) -> None: ...
+    durable: bool
+    def __init__(self, documents: _Optional[int] = ..., tokens: _Optional[int] = ..., skipped_documents: _Optional[int] = ..., durable: _Optional[bool] = ...) -> None: ...

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class DrafterServiceStub:
-    """Drafting for engines.
+    """Drafting for engines. Where the service asks for tokens, a call needs the named right in every namespace that it names, else it is
+    PERMISSION_DENIED, and an attachment is of use only to whoever made it.
     """
 
     def __init__(self, channel):
@@ -73,11 +74,13 @@ class DrafterServiceStub:
 
 
 class DrafterServiceServicer:
-    """Drafting for engines.
+    """Drafting for engines. Where the service asks for tokens, a call needs the named right in every namespace that it names, else it is
+    PERMISSION_DENIED, and an attachment is of use only to whoever made it.
     """
 
     def Attach(self, request, context):
-        """Registers an engine and chooses its transport. ALREADY_EXISTS while another live attachment has the same engine name.
+        """Registers an engine and chooses its transport. ALREADY_EXISTS while another live attachment of the caller has the same engine name.
+        Rights: read and write.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -92,34 +95,36 @@ class DrafterServiceServicer:
 
     def Heartbeat(self, request, context):
         """Extends an attachment's lease; call it at least three times a lease. NOT_FOUND once the lease has run out: attach again.
+        Rights: read and write.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Propose(self, request, context):
-        """Drafts for a batch of rows. Needs no attachment when rows carry their whole context.
+        """Drafts for a batch of rows. Needs no attachment when rows carry their whole context. Right: read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ProposeStream(self, request_iterator, context):
-        """Propose, many times on one stream; answers come in order. An invalid request is answered with its error and the stream goes on.
+        """Propose, many times on one stream; answers come in order. An invalid request is answered with its error and the stream goes on; one
+        that the caller may not make, or makes too fast, ends it. Right: read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Ingest(self, request, context):
-        """Appends generated tokens to open documents, or adds whole documents. Idempotent by document id and offset.
+        """Appends generated tokens to open documents, or adds whole documents. Idempotent by document id and offset. Right: write.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Harvest(self, request, context):
-        """Commits finished rows of an attachment as documents. Idempotent by document id.
+        """Commits finished rows of an attachment as documents. Idempotent by document id. Right: write.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -172,7 +177,8 @@ def add_DrafterServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DrafterService:
-    """Drafting for engines.
+    """Drafting for engines. Where the service asks for tokens, a call needs the named right in every namespace that it names, else it is
+    PERMISSION_DENIED, and an attachment is of use only to whoever made it.
     """
 
     @staticmethod
@@ -366,7 +372,7 @@ class DrafterService:
 
 
 class CorpusServiceStub:
-    """The corpus, for people and tools.
+    """The corpus, for people and tools. Rights are as for DrafterService.
     """
 
     def __init__(self, channel):
@@ -413,53 +419,54 @@ class CorpusServiceStub:
 
 
 class CorpusServiceServicer:
-    """The corpus, for people and tools.
+    """The corpus, for people and tools. Rights are as for DrafterService.
     """
 
     def ListNamespaces(self, request, context):
-        """Lists all namespaces.
+        """Lists all namespaces that the caller may read. Right: read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetNamespace(self, request, context):
-        """One namespace. NOT_FOUND if it does not exist.
+        """One namespace. NOT_FOUND if it does not exist. Right: read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DropNamespace(self, request, context):
-        """Forgets a namespace and all it holds. FAILED_PRECONDITION while engines are attached to it, unless forced.
+        """Forgets a namespace and all it holds. FAILED_PRECONDITION while engines are attached to it, unless forced. Right: admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AdvanceGeneration(self, request, context):
-        """Starts a new generation: documents of generations that are no longer kept are evicted.
+        """Starts a new generation: documents of generations that are no longer kept are evicted. Right: admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Explain(self, request, context):
-        """Shows, for a token list, every matched suffix length with counts, next tokens and documents, and the draft that follows.
+        """Shows, for a token list, every matched suffix length with counts, next tokens and documents, and the draft that follows. Right: read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Export(self, request, context):
-        """Streams the committed documents of a namespace, oldest first.
+        """Streams the committed documents of a namespace, oldest first. Right: read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Import(self, request_iterator, context):
-        """Adds committed documents in bulk. Idempotent by document id.
+        """Adds committed documents in bulk, and answers when they are on disk if the service has a store. Idempotent by document id.
+        Right: write.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -512,7 +519,7 @@ def add_CorpusServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CorpusService:
-    """The corpus, for people and tools.
+    """The corpus, for people and tools. Rights are as for DrafterService.
     """
 
     @staticmethod

@@ -27,49 +27,67 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class DrafterServiceStub:
-    """Drafting for engines."""
+    """Drafting for engines. Where the service asks for tokens, a call needs the named right in every namespace that it names, else it is
+    PERMISSION_DENIED, and an attachment is of use only to whoever made it.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> DrafterServiceAsyncStub: ...
     Attach: _grpc.UnaryUnaryMultiCallable[_draftd_pb2.AttachRequest, _draftd_pb2.AttachResponse]
-    """Registers an engine and chooses its transport. ALREADY_EXISTS while another live attachment has the same engine name."""
+    """Registers an engine and chooses its transport. ALREADY_EXISTS while another live attachment of the caller has the same engine name.
+    Rights: read and write.
+    """
     Detach: _grpc.UnaryUnaryMultiCallable[_draftd_pb2.DetachRequest, _draftd_pb2.DetachResponse]
     """Ends an attachment. Its open documents are committed as they are. NOT_FOUND if there is no such attachment."""
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_draftd_pb2.HeartbeatRequest, _draftd_pb2.HeartbeatResponse]
-    """Extends an attachment's lease; call it at least three times a lease. NOT_FOUND once the lease has run out: attach again."""
+    """Extends an attachment's lease; call it at least three times a lease. NOT_FOUND once the lease has run out: attach again.
+    Rights: read and write.
+    """
     Propose: _grpc.UnaryUnaryMultiCallable[_draftd_pb2.ProposeRequest, _draftd_pb2.ProposeResponse]
-    """Drafts for a batch of rows. Needs no attachment when rows carry their whole context."""
+    """Drafts for a batch of rows. Needs no attachment when rows carry their whole context. Right: read."""
     ProposeStream: _grpc.StreamStreamMultiCallable[_draftd_pb2.ProposeStreamRequest, _draftd_pb2.ProposeStreamResponse]
-    """Propose, many times on one stream; answers come in order. An invalid request is answered with its error and the stream goes on."""
+    """Propose, many times on one stream; answers come in order. An invalid request is answered with its error and the stream goes on; one
+    that the caller may not make, or makes too fast, ends it. Right: read.
+    """
     Ingest: _grpc.UnaryUnaryMultiCallable[_draftd_pb2.IngestRequest, _draftd_pb2.IngestResponse]
-    """Appends generated tokens to open documents, or adds whole documents. Idempotent by document id and offset."""
+    """Appends generated tokens to open documents, or adds whole documents. Idempotent by document id and offset. Right: write."""
     Harvest: _grpc.UnaryUnaryMultiCallable[_draftd_pb2.HarvestRequest, _draftd_pb2.HarvestResponse]
-    """Commits finished rows of an attachment as documents. Idempotent by document id."""
+    """Commits finished rows of an attachment as documents. Idempotent by document id. Right: write."""
 
 @_typing.type_check_only
 class DrafterServiceAsyncStub(DrafterServiceStub):
-    """Drafting for engines."""
+    """Drafting for engines. Where the service asks for tokens, a call needs the named right in every namespace that it names, else it is
+    PERMISSION_DENIED, and an attachment is of use only to whoever made it.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Attach: _aio.UnaryUnaryMultiCallable[_draftd_pb2.AttachRequest, _draftd_pb2.AttachResponse]  # type: ignore[assignment]
-    """Registers an engine and chooses its transport. ALREADY_EXISTS while another live attachment has the same engine name."""
+    """Registers an engine and chooses its transport. ALREADY_EXISTS while another live attachment of the caller has the same engine name.
+    Rights: read and write.
+    """
     Detach: _aio.UnaryUnaryMultiCallable[_draftd_pb2.DetachRequest, _draftd_pb2.DetachResponse]  # type: ignore[assignment]
     """Ends an attachment. Its open documents are committed as they are. NOT_FOUND if there is no such attachment."""
     Heartbeat: _aio.UnaryUnaryMultiCallable[_draftd_pb2.HeartbeatRequest, _draftd_pb2.HeartbeatResponse]  # type: ignore[assignment]
-    """Extends an attachment's lease; call it at least three times a lease. NOT_FOUND once the lease has run out: attach again."""
+    """Extends an attachment's lease; call it at least three times a lease. NOT_FOUND once the lease has run out: attach again.
+    Rights: read and write.
+    """
     Propose: _aio.UnaryUnaryMultiCallable[_draftd_pb2.ProposeRequest, _draftd_pb2.ProposeResponse]  # type: ignore[assignment]
-    """Drafts for a batch of rows. Needs no attachment when rows carry their whole context."""
+    """Drafts for a batch of rows. Needs no attachment when rows carry their whole context. Right: read."""
     ProposeStream: _aio.StreamStreamMultiCallable[_draftd_pb2.ProposeStreamRequest, _draftd_pb2.ProposeStreamResponse]  # type: ignore[assignment]
-    """Propose, many times on one stream; answers come in order. An invalid request is answered with its error and the stream goes on."""
+    """Propose, many times on one stream; answers come in order. An invalid request is answered with its error and the stream goes on; one
+    that the caller may not make, or makes too fast, ends it. Right: read.
+    """
     Ingest: _aio.UnaryUnaryMultiCallable[_draftd_pb2.IngestRequest, _draftd_pb2.IngestResponse]  # type: ignore[assignment]
-    """Appends generated tokens to open documents, or adds whole documents. Idempotent by document id and offset."""
+    """Appends generated tokens to open documents, or adds whole documents. Idempotent by document id and offset. Right: write."""
     Harvest: _aio.UnaryUnaryMultiCallable[_draftd_pb2.HarvestRequest, _draftd_pb2.HarvestResponse]  # type: ignore[assignment]
-    """Commits finished rows of an attachment as documents. Idempotent by document id."""
+    """Commits finished rows of an attachment as documents. Idempotent by document id. Right: write."""
 
 class DrafterServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Drafting for engines."""
+    """Drafting for engines. Where the service asks for tokens, a call needs the named right in every namespace that it names, else it is
+    PERMISSION_DENIED, and an attachment is of use only to whoever made it.
+    """
 
     @_abc_1.abstractmethod
     def Attach(
@@ -77,7 +95,9 @@ class DrafterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _draftd_pb2.AttachRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_draftd_pb2.AttachResponse, _abc.Awaitable[_draftd_pb2.AttachResponse]]:
-        """Registers an engine and chooses its transport. ALREADY_EXISTS while another live attachment has the same engine name."""
+        """Registers an engine and chooses its transport. ALREADY_EXISTS while another live attachment of the caller has the same engine name.
+        Rights: read and write.
+        """
 
     @_abc_1.abstractmethod
     def Detach(
@@ -93,7 +113,9 @@ class DrafterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _draftd_pb2.HeartbeatRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_draftd_pb2.HeartbeatResponse, _abc.Awaitable[_draftd_pb2.HeartbeatResponse]]:
-        """Extends an attachment's lease; call it at least three times a lease. NOT_FOUND once the lease has run out: attach again."""
+        """Extends an attachment's lease; call it at least three times a lease. NOT_FOUND once the lease has run out: attach again.
+        Rights: read and write.
+        """
 
     @_abc_1.abstractmethod
     def Propose(
@@ -101,7 +123,7 @@ class DrafterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _draftd_pb2.ProposeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_draftd_pb2.ProposeResponse, _abc.Awaitable[_draftd_pb2.ProposeResponse]]:
-        """Drafts for a batch of rows. Needs no attachment when rows carry their whole context."""
+        """Drafts for a batch of rows. Needs no attachment when rows carry their whole context. Right: read."""
 
     @_abc_1.abstractmethod
     def ProposeStream(
@@ -109,7 +131,9 @@ class DrafterServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_draftd_pb2.ProposeStreamRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_draftd_pb2.ProposeStreamResponse], _abc.AsyncIterator[_draftd_pb2.ProposeStreamResponse]]:
-        """Propose, many times on one stream; answers come in order. An invalid request is answered with its error and the stream goes on."""
+        """Propose, many times on one stream; answers come in order. An invalid request is answered with its error and the stream goes on; one
+        that the caller may not make, or makes too fast, ends it. Right: read.
+        """
 
     @_abc_1.abstractmethod
     def Ingest(
@@ -117,7 +141,7 @@ class DrafterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _draftd_pb2.IngestRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_draftd_pb2.IngestResponse, _abc.Awaitable[_draftd_pb2.IngestResponse]]:
-        """Appends generated tokens to open documents, or adds whole documents. Idempotent by document id and offset."""
+        """Appends generated tokens to open documents, or adds whole documents. Idempotent by document id and offset. Right: write."""
 
     @_abc_1.abstractmethod
     def Harvest(
@@ -125,54 +149,58 @@ class DrafterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _draftd_pb2.HarvestRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_draftd_pb2.HarvestResponse, _abc.Awaitable[_draftd_pb2.HarvestResponse]]:
-        """Commits finished rows of an attachment as documents. Idempotent by document id."""
+        """Commits finished rows of an attachment as documents. Idempotent by document id. Right: write."""
 
 def add_DrafterServiceServicer_to_server(servicer: DrafterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class CorpusServiceStub:
-    """The corpus, for people and tools."""
+    """The corpus, for people and tools. Rights are as for DrafterService."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> CorpusServiceAsyncStub: ...
     ListNamespaces: _grpc.UnaryUnaryMultiCallable[_draftd_pb2.ListNamespacesRequest, _draftd_pb2.ListNamespacesResponse]
-    """Lists all namespaces."""
+    """Lists all namespaces that the caller may read. Right: read."""
     GetNamespace: _grpc.UnaryUnaryMultiCallable[_draftd_pb2.GetNamespaceRequest, _draftd_pb2.GetNamespaceResponse]
-    """One namespace. NOT_FOUND if it does not exist."""
+    """One namespace. NOT_FOUND if it does not exist. Right: read."""
     DropNamespace: _grpc.UnaryUnaryMultiCallable[_draftd_pb2.DropNamespaceRequest, _draftd_pb2.DropNamespaceResponse]
-    """Forgets a namespace and all it holds. FAILED_PRECONDITION while engines are attached to it, unless forced."""
+    """Forgets a namespace and all it holds. FAILED_PRECONDITION while engines are attached to it, unless forced. Right: admin."""
     AdvanceGeneration: _grpc.UnaryUnaryMultiCallable[_draftd_pb2.AdvanceGenerationRequest, _draftd_pb2.AdvanceGenerationResponse]
-    """Starts a new generation: documents of generations that are no longer kept are evicted."""
+    """Starts a new generation: documents of generations that are no longer kept are evicted. Right: admin."""
     Explain: _grpc.UnaryUnaryMultiCallable[_draftd_pb2.ExplainRequest, _draftd_pb2.ExplainResponse]
-    """Shows, for a token list, every matched suffix length with counts, next tokens and documents, and the draft that follows."""
+    """Shows, for a token list, every matched suffix length with counts, next tokens and documents, and the draft that follows. Right: read."""
     Export: _grpc.UnaryStreamMultiCallable[_draftd_pb2.ExportRequest, _draftd_pb2.ExportResponse]
-    """Streams the committed documents of a namespace, oldest first."""
+    """Streams the committed documents of a namespace, oldest first. Right: read."""
     Import: _grpc.StreamUnaryMultiCallable[_draftd_pb2.ImportRequest, _draftd_pb2.ImportResponse]
-    """Adds committed documents in bulk. Idempotent by document id."""
+    """Adds committed documents in bulk, and answers when they are on disk if the service has a store. Idempotent by document id.
+    Right: write.
+    """
 
 @_typing.type_check_only
 class CorpusServiceAsyncStub(CorpusServiceStub):
-    """The corpus, for people and tools."""
+    """The corpus, for people and tools. Rights are as for DrafterService."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListNamespaces: _aio.UnaryUnaryMultiCallable[_draftd_pb2.ListNamespacesRequest, _draftd_pb2.ListNamespacesResponse]  # type: ignore[assignment]
-    """Lists all namespaces."""
+    """Lists all namespaces that the caller may read. Right: read."""
     GetNamespace: _aio.UnaryUnaryMultiCallable[_draftd_pb2.GetNamespaceRequest, _draftd_pb2.GetNamespaceResponse]  # type: ignore[assignment]
-    """One namespace. NOT_FOUND if it does not exist."""
+    """One namespace. NOT_FOUND if it does not exist. Right: read."""
     DropNamespace: _aio.UnaryUnaryMultiCallable[_draftd_pb2.DropNamespaceRequest, _draftd_pb2.DropNamespaceResponse]  # type: ignore[assignment]
-    """Forgets a namespace and all it holds. FAILED_PRECONDITION while engines are attached to it, unless forced."""
+    """Forgets a namespace and all it holds. FAILED_PRECONDITION while engines are attached to it, unless forced. Right: admin."""
     AdvanceGeneration: _aio.UnaryUnaryMultiCallable[_draftd_pb2.AdvanceGenerationRequest, _draftd_pb2.AdvanceGenerationResponse]  # type: ignore[assignment]
-    """Starts a new generation: documents of generations that are no longer kept are evicted."""
+    """Starts a new generation: documents of generations that are no longer kept are evicted. Right: admin."""
     Explain: _aio.UnaryUnaryMultiCallable[_draftd_pb2.ExplainRequest, _draftd_pb2.ExplainResponse]  # type: ignore[assignment]
-    """Shows, for a token list, every matched suffix length with counts, next tokens and documents, and the draft that follows."""
+    """Shows, for a token list, every matched suffix length with counts, next tokens and documents, and the draft that follows. Right: read."""
     Export: _aio.UnaryStreamMultiCallable[_draftd_pb2.ExportRequest, _draftd_pb2.ExportResponse]  # type: ignore[assignment]
-    """Streams the committed documents of a namespace, oldest first."""
+    """Streams the committed documents of a namespace, oldest first. Right: read."""
     Import: _aio.StreamUnaryMultiCallable[_draftd_pb2.ImportRequest, _draftd_pb2.ImportResponse]  # type: ignore[assignment]
-    """Adds committed documents in bulk. Idempotent by document id."""
+    """Adds committed documents in bulk, and answers when they are on disk if the service has a store. Idempotent by document id.
+    Right: write.
+    """
 
 class CorpusServiceServicer(metaclass=_abc_1.ABCMeta):
-    """The corpus, for people and tools."""
+    """The corpus, for people and tools. Rights are as for DrafterService."""
 
     @_abc_1.abstractmethod
     def ListNamespaces(
@@ -180,7 +208,7 @@ class CorpusServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _draftd_pb2.ListNamespacesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_draftd_pb2.ListNamespacesResponse, _abc.Awaitable[_draftd_pb2.ListNamespacesResponse]]:
-        """Lists all namespaces."""
+        """Lists all namespaces that the caller may read. Right: read."""
 
     @_abc_1.abstractmethod
     def GetNamespace(
@@ -188,7 +216,7 @@ class CorpusServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _draftd_pb2.GetNamespaceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_draftd_pb2.GetNamespaceResponse, _abc.Awaitable[_draftd_pb2.GetNamespaceResponse]]:
-        """One namespace. NOT_FOUND if it does not exist."""
+        """One namespace. NOT_FOUND if it does not exist. Right: read."""
 
     @_abc_1.abstractmethod
     def DropNamespace(
@@ -196,7 +224,7 @@ class CorpusServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _draftd_pb2.DropNamespaceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_draftd_pb2.DropNamespaceResponse, _abc.Awaitable[_draftd_pb2.DropNamespaceResponse]]:
-        """Forgets a namespace and all it holds. FAILED_PRECONDITION while engines are attached to it, unless forced."""
+        """Forgets a namespace and all it holds. FAILED_PRECONDITION while engines are attached to it, unless forced. Right: admin."""
 
     @_abc_1.abstractmethod
     def AdvanceGeneration(
@@ -204,7 +232,7 @@ class CorpusServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _draftd_pb2.AdvanceGenerationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_draftd_pb2.AdvanceGenerationResponse, _abc.Awaitable[_draftd_pb2.AdvanceGenerationResponse]]:
-        """Starts a new generation: documents of generations that are no longer kept are evicted."""
+        """Starts a new generation: documents of generations that are no longer kept are evicted. Right: admin."""
 
     @_abc_1.abstractmethod
     def Explain(
@@ -212,7 +240,7 @@ class CorpusServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _draftd_pb2.ExplainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_draftd_pb2.ExplainResponse, _abc.Awaitable[_draftd_pb2.ExplainResponse]]:
-        """Shows, for a token list, every matched suffix length with counts, next tokens and documents, and the draft that follows."""
+        """Shows, for a token list, every matched suffix length with counts, next tokens and documents, and the draft that follows. Right: read."""
 
     @_abc_1.abstractmethod
     def Export(
@@ -220,7 +248,7 @@ class CorpusServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _draftd_pb2.ExportRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_draftd_pb2.ExportResponse], _abc.AsyncIterator[_draftd_pb2.ExportResponse]]:
-        """Streams the committed documents of a namespace, oldest first."""
+        """Streams the committed documents of a namespace, oldest first. Right: read."""
 
     @_abc_1.abstractmethod
     def Import(
@@ -228,6 +256,8 @@ class CorpusServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_draftd_pb2.ImportRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_draftd_pb2.ImportResponse, _abc.Awaitable[_draftd_pb2.ImportResponse]]:
-        """Adds committed documents in bulk. Idempotent by document id."""
+        """Adds committed documents in bulk, and answers when they are on disk if the service has a store. Idempotent by document id.
+        Right: write.
+        """
 
 def add_CorpusServiceServicer_to_server(servicer: CorpusServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
