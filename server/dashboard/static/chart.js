@@ -33,9 +33,10 @@ function logTicks(low, high) {
 }
 
 export class Chart {
-  // format: a value as text. log: logarithmic axis.
-  constructor({ title, unit, format, log = false }) {
+  // format: a value as text. axis: the same at a grid line. log: logarithmic axis.
+  constructor({ title, unit, format, axis = format, log = false }) {
     this.format = format;
+    this.axis = axis;
     this.log = log;
     this.cursor = null;
     this.title = title;
@@ -128,7 +129,7 @@ export class Chart {
     for (const tick of ticks) {
       this.svg.append(
         shape("line", { class: "grid", x1: MARGIN.left, x2: this.width - MARGIN.right, y1: y(tick), y2: y(tick) }),
-        shape("text", { class: "tick", x: MARGIN.left - 6, y: y(tick) + 3.5, "text-anchor": "end" }, this.format(tick)),
+        shape("text", { class: "tick", x: MARGIN.left - 6, y: y(tick) + 3.5, "text-anchor": "end" }, this.axis(tick)),
       );
     }
     const span_s = count * step_s;
