@@ -19,7 +19,8 @@ from draftd.drafter.ops.warp import INTERPRETED
 from draftd.drafter.params import DraftParams
 
 _PROGRAMS_MAX = 16
-_SLOTS_MAX = 256
+_HITS_KEPT = 1024
+"""A row's hits that a program may copy to read them again and again."""
 # A kernel's launch overlaps with the kernel before it; the interpreter does not know the word.
 _EARLY = {} if INTERPRETED else {"launch_pdl": True}
 
@@ -29,36 +30,42 @@ class Launch:
     """How a batch is spread over programs; every choice gives the same drafts.
 
     Attributes:
-        lengths: Suffix lengths that one program searches; probes: places that each search probes at once.
-        group_programs: Groups of suffix lengths that are searched at once; 0: all.
+        lengths: Suffix lengths that one program searches; probes: places that each search probes at once, an even number.
         parts: Programs that match one row locally, each in blocks of `block` tokens.
-        programs: Programs that share a row's chains, from 3 to 16. slots: occurrences that each holds, 32 to 256.
-        hits: Hits that each reads at once. chain_registers: most registers that each takes a thread.
+        programs: Programs that share a row's chains, from 3 to 16. slots: occurrences that each holds: 32, 64, 128 or 256.
+        hits: Hits that each reads at once. search_registers, chain_registers: most registers that each launch takes a thread.
     """
 
     lengths: int = 8
     probes: int = 16
-    group_programs: int = 0
     parts: int = 4
     block: int = 1024
-    programs: int = 8
-    slots: int = 128
+    programs: int = 16
+    slots: int = 64
     hits: int = 256
-    chain_registers: int | None = None
+    search_registers: int = 96
+    chain_registers: int = 168
 
     def __post_init__(self) -> None:
         if not 3 <= self.programs <= _PROGRAMS_MAX:
             raise ValueError(f"programs is {self.programs}; it must be in [3, {_PROGRAMS_MAX}]")
+        if self.slots not in (32, 64, 128, 256):
+            raise ValueError(f"slots is {self.slots}; it must be 32, 64, 128 or 256")
 
     @staticmethod
     def of(batch: int, max_row_tokens: int) -> Launch:
         """The choice for a batch size and the longest row that the buffer can hold, from measurements on an H200."""
-        parts = min(64, max(1, max_row_tokens // 1024))
+        parts = max(1, min(128, max_row_tokens // 1024, 8192 // batch))
+        if max_row_tokens > 32_768 and batch <= 64:
+            # Their hits are read again and again: more at once, and more registers, which are not short then.
+            return Launch(lengths=1, probes=32, parts=parts, slots=128, hits=512, chain_registers=255)
         if batch <= 64:
-            return Launch(lengths=1, probes=16, parts=parts, programs=16, chain_registers=255)
+            return Launch(lengths=1, probes=32, parts=parts)
         if batch <= 192:
-            return Launch(lengths=4, probes=4, parts=min(parts, 32), programs=8, chain_registers=255)
-        return Launch(lengths=8, probes=4, parts=min(parts, 16), programs=16)
+            return Launch(lengths=2, probes=16, parts=parts, search_registers=64)
+        if batch <= 384:
+            return Launch(lengths=4, probes=8, parts=parts, search_registers=64)
+        return Launch(lengths=8, probes=4, parts=parts, search_registers=72)
 
 
 @dataclass(slots=True)
@@ -142,7 +149,7 @@ class DeviceDrafter:
         self._chain_tokens = ints(chains * self._k)
         self._chain_probs = torch.zeros(chains * self._k, dtype=torch.float32, device=device)
         self._chain_words = ints(chains * 2)
-        self._scratch = ints(max_batch * _PROGRAMS_MAX * (_SLOTS_MAX + 2 * self._k))
+        self._scratch = ints(max_batch * _PROGRAMS_MAX * (_HITS_KEPT + 2 * self._k))
 
     def propose(self, tokens: torch.Tensor, lengths: torch.Tensor, rows: torch.Tensor, namespaces: torch.Tensor, out: DeviceDrafts) -> None:
         """Drafts for rows of the engine's buffer, on the current stream.
@@ -166,21 +173,21 @@ class DeviceDrafter:
         launch = self._launch or Launch.of(batch, self.max_row_tokens)
         params = self.params
         groups = -(-(params.max_depth - 1) // launch.lengths)
-        group_programs = min(launch.group_programs or groups, groups)
         use_corpus = params.use_corpus and self.headers.shape[0] > 0
         shared = (self._records, self._loci, self._hits, self._hits.stride(1), self._hit_counts, self._histograms)
-        tasks = (SEGMENTS * group_programs if use_corpus else 0) + (launch.parts if params.use_local else 0)
+        tasks = (SEGMENTS * groups if use_corpus else 0) + (launch.parts if params.use_local else 0)
         if tasks:
             match_rows[(batch, tasks)](
                 self.arena, self.headers, tokens, tokens.stride(0), lengths, rows, namespaces, *shared, params.max_depth,
-                USE_LOCAL=params.use_local, USE_CORPUS=use_corpus, GROUPS=groups, GROUP_PROGRAMS=group_programs,
+                USE_LOCAL=params.use_local, USE_CORPUS=use_corpus, GROUPS=groups,
                 LENGTHS=launch.lengths, PROBES=launch.probes, PARTS=launch.parts, BLOCK=launch.block,
-                BACK=self._lengths, num_warps=1, **_EARLY,
+                BACK=self._lengths, num_warps=1, maxnreg=launch.search_registers, **_EARLY,
             )  # fmt: skip
         draft_chains[(batch, launch.programs)](
             self.arena, tokens, *shared, self._best_keys, self._finished,
             self._chain_tokens, self._chain_probs, self._chain_words, self._scratch, self._caps, params.max_depth, k, self._min_prob,
             out.tokens, out.probabilities, out.counts, out.source, out.match_length, out.occurrences, out.version,
             USE_LOCAL=params.use_local, USE_CORPUS=use_corpus, LENGTHS=self._lengths, K=self._k, PROGRAMS=launch.programs,
-            SLOTS=launch.slots, BLOCK=launch.hits, num_warps=1, enable_fp_fusion=False, maxnreg=launch.chain_registers, **_EARLY,
+            SLOTS=launch.slots, BLOCK=launch.hits, ROOM=_HITS_KEPT, num_warps=1, enable_fp_fusion=False, maxnreg=launch.chain_registers,
+            **_EARLY,
         )  # fmt: skip

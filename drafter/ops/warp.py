@@ -11,9 +11,15 @@ import triton
 import triton.language as tl
 from triton.language import tensor
 from triton.language.extra import libdevice
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 LANES = tl.constexpr(32)
-_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
+TOKEN_BITS = tl.constexpr(21)
+TOKENS = tl.constexpr(1 << 21)
+"""Tokens are below this: see MAX_VOCAB."""
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
+"""Triton's interpreter runs the kernels."""
+_INTERPRETED = tl.constexpr(INTERPRETED)
 
 
 @triton.jit
@@ -44,10 +50,11 @@ def highest_bit(words: tensor) -> tensor:
 
 @triton.jit
 def lanes_with_same(values: tensor) -> tensor:
-    """For each of 32 int32 values, the set of lanes that have the same."""
+    """For each of 32 int32 values, the set of lanes that have the same; of more, among 32 of them at a time."""
     if _INTERPRETED:
-        lane = tl.arange(0, LANES)
-        return tl.sum(tl.where(values[:, None] == values[None, :], (1 << lane)[None, :], 0), axis=1)
+        parts = tl.reshape(values, (values.shape[0] // LANES, LANES))
+        same = parts[:, :, None] == parts[:, None, :]
+        return tl.reshape(tl.sum(tl.where(same, (1 << tl.arange(0, LANES))[None, None, :], 0), axis=2), values.shape)
     else:  # noqa: RET505 (decided when compiled)
         return tl.inline_asm_elementwise("match.any.sync.b32 $0, $1, 0xffffffff;", "=r,r", [values], dtype=tl.int32, is_pure=False, pack=1)
 
@@ -73,3 +80,11 @@ def _either(a: tensor, b: tensor) -> tensor:
 def union(words: tensor) -> tensor:
     """The lanes that are in any of the sets."""
     return tl.reduce(words, 0, _either)
+
+
+@triton.jit
+def begin_after_previous() -> None:
+    """Lets the next kernel of the stream come up early, and waits until the one before has ended: its launch is hidden behind that one."""
+    if not _INTERPRETED:
+        gdc_launch_dependents()
+        gdc_wait()

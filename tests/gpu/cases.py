@@ -123,6 +123,28 @@ def make_case(documents: list[list[int]], *, vocab: int, depth: int, cuts: tuple
     return Case(shape, ring_start, text, live_text, (suffixes[0], suffixes[1], suffixes[2]), stretches)
 
 
+def crowded_case(total: int, kind: str, seed: int) -> tuple[Case, list[Ints]]:
+    """An index where the tokens 1, 2 occur `total` times in its three segments, and rows that end with them.
+
+    Args:
+        kind: What follows them: "same" everywhere, "halves" and "thirds" as often, "distinct" tokens, or a few "frequent" ones.
+    """
+    rng = np.random.default_rng(seed)
+    parts = {"same": 1, "halves": 2, "thirds": 3}
+    documents = []
+    for i in range(total):
+        frequent = 10 + int(min(30, rng.zipf(1.4)))
+        first = 10 + i % parts[kind] if kind in parts else (100 + i if kind == "distinct" else frequent)
+        document = [3 + int(rng.integers(0, 2)), 1, 2, first]
+        while len(document) < 14:
+            document.append((document[-1] * 7 + len(document)) % 40 if rng.random() < 0.93 else int(rng.integers(0, 3000)))
+        documents.append(document)
+    order = rng.permutation(total)
+    cuts = sorted(rng.integers(0, total + 1, 2).tolist())
+    case = make_case([documents[i] for i in order], vocab=60_000, depth=64, cuts=(cuts[0], cuts[1]), seed=seed)
+    return case, [np.array(r, np.int32) for r in ([1, 2], [9, 1, 2], [9, 3, 1, 2], [4, 1, 2], [1, 2, 10], [8, 2])]
+
+
 def propose(
     index: DeviceIndex, rows: list[Ints], private: list[bool], params: DraftParams, launch: Launch | None = None, repeat: int = 1
 ) -> Drafts:

@@ -20,7 +20,7 @@ from draftd.drafter.ops.merge.gpu import fill_buckets, merge
 from draftd.drafter.ops.sort.gpu import sort_positions
 from draftd.drafter.params import DraftParams
 
-BATCHES = (1, 64, 128, 512)
+BATCHES = (1, 128, 256, 512)
 """One for each way in which a batch is spread; see Launch.of."""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,12 +12,12 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from draftd.drafter.device import DeviceDrafter, DeviceDrafts, Launch  # noqa: E402
 from draftd.drafter.params import DraftParams  # noqa: E402
-from tests.gpu.cases import Case, Ints, check_equal, make_case, propose  # noqa: E402
+from tests.gpu.cases import Case, Ints, check_equal, crowded_case, make_case, propose  # noqa: E402
 
 LAUNCHES = [
     None,
-    Launch(probes=16, group_programs=1, parts=1, programs=2),
-    Launch(probes=8, group_programs=2, parts=3, block=512, programs=8),
+    Launch(probes=16, parts=1, programs=3, slots=32, hits=128),
+    Launch(probes=8, parts=3, block=512, programs=8, slots=128, hits=512, chain_registers=255),
 ]
 PARAMS = [
     DraftParams(k=16, max_depth=24, spec_factor=1),
@@ -85,6 +87,17 @@ def test_equals_oracle(params: DraftParams) -> None:
         check_equal(propose(case.on_device("cuda"), rows, private, params), case.by_oracle(rows, private, params), rows)
 
 
+@pytest.mark.parametrize("params", PARAMS)
+@pytest.mark.parametrize("kind", ["same", "halves", "thirds", "distinct", "frequent"])
+def test_crowded_loci(kind: str, params: DraftParams) -> None:
+    # Around what lanes and registers hold, and where recency stops deciding between equals.
+    for total in (31, 32, 33, 63, 64, 65, 66, 96, 99, 127, 128, 129, 130, 255, 256, 257, 1000, 5000):
+        case, rows = crowded_case(total, kind, seed=total)
+        for launch in LAUNCHES:
+            got = propose(case.on_device("cuda"), rows, [False] * len(rows), params, launch, repeat=2)
+            check_equal(got, case.by_cpu(rows, [False] * len(rows), params), rows)
+
+
 def test_captured_graph_follows_new_versions() -> None:
     case, rows, private = _random_case(3, tokens=4000)
     other, _, _ = _random_case(3, tokens=2000)
@@ -106,17 +119,17 @@ def test_captured_graph_follows_new_versions() -> None:
     for _ in range(3):
         graph.replay()
     check_equal(out.numpy(), case.by_cpu(rows, private, params), rows)
-    assert (out.numpy().version[~np.array(private)] == 1).all()
+    assert (out.numpy().version[~np.array(private)] == index.current.number).all()
     # A new version: only part of main.
     kept = len(case.suffixes[0]) // 2
     case.suffixes = (case.suffixes[0][:kept], case.suffixes[1], case.suffixes[2])
     index.buckets[0, 0].copy_(torch.from_numpy(case.buckets(0)))
     index.main[0, :kept].copy_(torch.from_numpy(case.suffixes[0]))
     current = index.current
-    index.publish(type(current)(copies=(0, 1, 1), lengths=(kept, *current.lengths[1:]), ring_start=current.ring_start))
+    index.publish(replace(current, copies=(0, 1, 1), lengths=(kept, *current.lengths[1:])))
     graph.replay()
     check_equal(out.numpy(), case.by_cpu(rows, private, params), rows)
-    assert (out.numpy().version[~np.array(private)] == 2).all()
+    assert (out.numpy().version[~np.array(private)] == current.number + 1).all()
     assert other.shape.vocab_size == case.shape.vocab_size
 
 
@@ -125,6 +138,12 @@ def test_long_repetitive_row() -> None:
     case, _, _ = _random_case(5, tokens=500)
     diffuse = rng.integers(0, 100_000, 6000).astype(np.int32)
     diffuse[::2] = 7
-    rows = [np.full(9000, 3, np.int32), np.tile(np.arange(5, dtype=np.int32), 1500), diffuse[:5999]]
-    for params in PARAMS[:2]:
-        check_equal(propose(case.on_device("cuda"), rows, [True] * 3, params), case.by_cpu(rows, [True] * 3, params), rows)
+    # Three tokens as often as each other, and one a little less often.
+    even = np.tile(np.array([7, 1, 7, 2, 7, 3], np.int32), 700)
+    rng.shuffle(even[1::2])
+    even[1] = 9
+    rows = [np.full(9000, 3, np.int32), np.tile(np.arange(5, dtype=np.int32), 1500), diffuse[:5999], np.append(even, np.int32(7))]
+    for params in PARAMS:
+        for launch in LAUNCHES:
+            got = propose(case.on_device("cuda"), rows, [True] * len(rows), params, launch, repeat=2)
+            check_equal(got, case.by_cpu(rows, [True] * len(rows), params), rows)

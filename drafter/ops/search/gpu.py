@@ -24,9 +24,13 @@ from draftd.drafter.device_layout import (
     DS_SUFFIXES,
     DS_TEXT,
     LOCUS_LENGTHS,
+    RECORD_LENGTH,
+    RECORD_TOKENS,
+    ROW_RECORD_WORDS,
 )
 from draftd.drafter.device_layout import SEGMENTS as SEGMENT_COUNT
 from draftd.drafter.ops.local.gpu import local_matches
+from draftd.drafter.ops.warp import begin_after_previous
 
 _HEADER_WORDS = tl.constexpr(DEVICE_HEADER_WORDS)
 _VERSION = tl.constexpr(DEVICE_VERSION)
@@ -42,6 +46,9 @@ _BUCKETS = tl.constexpr(DS_BUCKETS)
 _TEXT = tl.constexpr(DS_TEXT)
 _LOCUS_LENGTHS = tl.constexpr(LOCUS_LENGTHS)
 _SEGMENTS = tl.constexpr(SEGMENT_COUNT)
+_RECORD_WORDS = tl.constexpr(ROW_RECORD_WORDS)
+_RECORD_LENGTH = tl.constexpr(RECORD_LENGTH)
+_RECORD_TOKENS = tl.constexpr(RECORD_TOKENS)
 
 
 @triton.jit
@@ -49,12 +56,6 @@ def descriptor(headers: tensor, namespace: tensor, version: tensor) -> tensor:
     """Pointer to the words of a namespace's version."""
     slot = version % _DESCRIPTORS
     return headers + namespace.to(tl.int64) * _HEADER_WORDS + _DESCRIPTORS_START + slot * _DESCRIPTOR_WORDS
-
-
-@triton.jit
-def probe_position(low: tensor, size: tensor, i: tensor, PROBES: tl.constexpr) -> tensor:
-    """The i-th of PROBES evenly spaced places in [low, low + size); all of them if there are no more than that."""
-    return low + (size // (PROBES + 1)) * (i + 1) + ((size % (PROBES + 1)) * (i + 1)) // (PROBES + 1)
 
 
 @triton.jit
@@ -68,109 +69,175 @@ def rounds_of(size: tensor, PROBES: tl.constexpr) -> tensor:
 
 
 @triton.jit
-def search_group(
-    arena: tensor, words: tensor, shift: tensor, segment: tensor, row: tensor, n: tensor, longest: tensor, group: tensor, loci: tensor,
-    LENGTHS: tl.constexpr, PROBES: tl.constexpr,
-) -> tensor:  # fmt: skip
-    """Writes the loci of the suffix lengths group * LENGTHS + 1 ... (group + 1) * LENGTHS in one segment.
-
-    Args:
-        arena: int32 pointer; words: int64 pointer to the segment's record in a descriptor.
-        loci: int32 pointer [LOCUS_LENGTHS, 2]; out: first suffix and end of each length; equal if there is none.
-
-    Returns:
-        Size of the longest one's locus.
-    """
-    suffixes = arena + tl.load(words + _SUFFIXES)
-    text = arena + tl.load(words + _TEXT)
-    buckets = arena + tl.load(words + _BUCKETS)
-    i = tl.arange(0, 2 * LENGTHS)
-    length = group * LENGTHS + 1 + i // 2
-    upper = (i % 2) == 1
-    active = length <= longest
-    start = n - length
-    bucket = tl.load(row + start, mask=active, other=0) >> shift
-    low = tl.load(buckets + bucket, mask=active, other=0)
-    high = tl.load(buckets + bucket + 1, mask=active, other=0)
-    # How many tokens the suffixes just outside the range share with the pattern: all inside share the smaller number.
-    known = tl.where(shift == 0, 1, 0)
-    low_shared = tl.zeros_like(low) + known
-    high_shared = tl.zeros_like(low) + known
-    probe = tl.arange(0, PROBES)
-    for _ in range(rounds_of(tl.max(high - low, axis=0), PROBES)):
-        size = high - low
-        at = probe_position(low[:, None], size[:, None], probe[None, :], PROBES)
-        inside = (size[:, None] > 0) & (probe[None, :] >= 0)
-        position = tl.load(suffixes + at, mask=inside, other=0)
-        # From here on, where the suffix and the pattern go on after what they share.
-        same = tl.zeros_like(at) + tl.minimum(low_shared, high_shared)[:, None]
-        # -1, 0, 1: the suffix is below, begins with, is above the pattern; 2: not known yet.
-        order = tl.where(inside & (same < length[:, None]), 2, 0)
-        undecided = tl.max(tl.max(order, axis=1), axis=0)
-        while undecided == 2:
-            open_ = order == 2
-            x = tl.load(text + position + same, mask=open_, other=0)
-            y = tl.load(row + start[:, None] + same, mask=open_, other=0)
-            differs = tl.where(x < y, -1, 1)
-            same += (open_ & (x == y)).to(tl.int32)
-            order = tl.where(open_, tl.where(x != y, differs, tl.where(same < length[:, None], 2, 0)), order)
-            undecided = tl.max(tl.max(order, axis=1), axis=0)
-        below = inside & ((order < 0) | ((order == 0) & upper[:, None]))
-        above = inside & ~below
-        low_shared = tl.maximum(low_shared, tl.max(tl.where(below, same, 0), axis=1))
-        high_shared = tl.maximum(high_shared, tl.max(tl.where(above, same, 0), axis=1))
-        low = tl.maximum(low, tl.max(tl.where(below, at + 1, 0), axis=1))
-        high = tl.minimum(high, tl.min(tl.where(above, at, 0x7FFFFFFF), axis=1))
-    tl.store(loci + length * 2 + i % 2, tl.where(active, low, 0), mask=length < _LOCUS_LENGTHS)
-    is_last = (i == 2 * LENGTHS - 1).to(tl.int32) - (i == 2 * LENGTHS - 2).to(tl.int32)
-    return tl.sum(tl.where(active, low, 0) * is_last, axis=0)
+def _compared(suffix: tensor, pattern: tensor, open_: tensor, left: tensor, ahead: tl.constexpr) -> tensor:
+    """What is `ahead` tokens on in a suffix and in the pattern, and whether the pattern goes so far."""
+    wanted = open_ & (ahead < left)
+    return tl.load(suffix + ahead, mask=wanted, other=0), tl.load(pattern + ahead, mask=wanted, other=0), wanted
 
 
 @triton.jit
+def _decided(order: tensor, same: tensor, x: tensor, y: tensor, wanted: tensor) -> tensor:
+    """The order after one more token, see search_group, and how many tokens are the same."""
+    order = tl.where(order == 2, tl.where(wanted == 0, 0, tl.where(x == y, 2, tl.where(x < y, -1, 1))), order)
+    return order, same + (order == 2).to(tl.int32)
+
+
+@triton.jit
+def search_group(
+    suffixes: tensor, text: tensor, buckets: tensor, shift: tensor, row: tensor, n: tensor, longest: tensor, group: tensor, loci: tensor,
+    LENGTHS: tl.constexpr, PROBES: tl.constexpr,
+) -> None:  # fmt: skip
+    """Writes the loci of the suffix lengths group * LENGTHS + 1 ... (group + 1) * LENGTHS in one segment.
+
+    All PROBES of a length look for both ends of its locus, until one of them is inside: from then on a half looks for each end.
+
+    Args:
+        suffixes, text, buckets: int32 pointers to the segment's arrays; shift: bits by which a token is shifted to its bucket.
+        loci: int32 pointer [LOCUS_LENGTHS, 2]; out: first suffix and end of each length; equal if there is none.
+    """
+    half: tl.constexpr = PROBES // 2
+    i = tl.arange(0, LENGTHS)
+    length = group * LENGTHS + 1 + i
+    active = length <= longest
+    start = n - length
+    bucket = tl.load(row + start, mask=active, other=0) >> shift
+    # The first suffix is in [low, first_high], the end in [end_low, high].
+    low = tl.load(buckets + bucket, mask=active, other=0)
+    high = tl.load(buckets + bucket + 1, mask=active, other=0)
+    whole = (length == 1) & (shift == 0)
+    first_high = tl.where(whole, low, high)
+    end_low = tl.where(whole, high, low)
+    # How many tokens the suffixes just outside the range share with the pattern: all inside share the smaller number.
+    low_shared = tl.zeros_like(low) + tl.where(shift == 0, 1, 0)
+    high_shared = low_shared
+    probe = tl.arange(0, PROBES)[None, :]
+    side = probe // half
+    pattern = row + start[:, None]
+    rounds = rounds_of(tl.max(first_high - low, axis=0), half)
+    open_places = rounds
+    for _ in range(rounds):
+        if open_places > 0:
+            is_split = (end_low > low) | (high > first_high)
+            parts = tl.where(is_split, half + 1, PROBES + 1)
+            end = tl.where(is_split, first_high, high)
+            # Spacing of the probes, rounded up, so that all places are probed if there are no more than that.
+            spacing = (end - low) // parts + 1
+            end_begin = tl.where(is_split, end_low, low)
+            end_spacing = (high - end_begin) // parts + 1
+            split = is_split[:, None]
+            for_end = split & (side == 1)
+            nth = tl.where(split, probe % half, probe) + 1
+            at = tl.where(for_end, end_begin[:, None] + nth * end_spacing[:, None], low[:, None] + nth * spacing[:, None]) - 1
+            inside = at < tl.where(for_end, high[:, None], end[:, None])
+            position = tl.load(suffixes + at, mask=inside, other=0)
+            # From here on, where the suffix and the pattern go on after what they share.
+            same = tl.zeros_like(at) + tl.minimum(low_shared, high_shared)[:, None]
+            wanted = inside & (same < length[:, None])
+            x = tl.load(text + position + same, mask=wanted, other=0)
+            y = tl.load(pattern + same, mask=wanted, other=0)
+            # -1, 0, 1: the suffix is below, begins with, is above the pattern; 2: not known yet.
+            order = tl.where(wanted, tl.where(x == y, 2, tl.where(x < y, -1, 1)), 0)
+            same += (order == 2).to(tl.int32)
+            undecided = tl.max(tl.max(order, axis=1), axis=0)
+            while undecided == 2:
+                open_ = order == 2
+                x0, y0, w0 = _compared(text + position + same, pattern + same, open_, length[:, None] - same, 0)
+                x1, y1, w1 = _compared(text + position + same, pattern + same, open_, length[:, None] - same, 1)
+                x2, y2, w2 = _compared(text + position + same, pattern + same, open_, length[:, None] - same, 2)
+                x3, y3, w3 = _compared(text + position + same, pattern + same, open_, length[:, None] - same, 3)
+                order, same = _decided(order, same, x0, y0, w0)
+                order, same = _decided(order, same, x1, y1, w1)
+                order, same = _decided(order, same, x2, y2, w2)
+                order, same = _decided(order, same, x3, y3, w3)
+                undecided = tl.max(tl.max(order, axis=1), axis=0)
+            below = inside & (order < 0)
+            up_to = inside & (order <= 0)
+            # How many probes are below the first suffix of the locus, and how many are not beyond its end.
+            counts = tl.where(below & (for_end == 0), 1, 0) + tl.where(up_to & ((split == 0) | for_end), 1 << 16, 0)
+            counts = tl.sum(counts, axis=1)
+            before_first = counts & 0xFFFF
+            before_end = counts >> 16
+            low_shared = tl.maximum(low_shared, tl.max(tl.where(below, same, 0), axis=1))
+            high_shared = tl.maximum(high_shared, tl.max(tl.where(inside & (order > 0), same, 0), axis=1))
+            first_high = tl.minimum(end, low + (before_first + 1) * spacing - 1)
+            low = tl.where(before_first > 0, low + before_first * spacing, low)
+            high = tl.minimum(high, end_begin + (before_end + 1) * end_spacing - 1)
+            end_low = tl.where(before_end > 0, end_begin + before_end * end_spacing, end_begin)
+            open_places = tl.max(tl.maximum(first_high - low, high - end_low), axis=0)
+    tl.store(loci + length * 2, tl.where(active, low, 0), mask=length < _LOCUS_LENGTHS)
+    tl.store(loci + length * 2 + 1, tl.where(active, high, 0), mask=length < _LOCUS_LENGTHS)
+
+
+@triton.jit(do_not_specialize=["row_stride", "hit_room", "max_depth"])
 def match_rows(
     arena: tensor, headers: tensor, tokens: tensor, row_stride: tensor, lengths: tensor, rows: tensor, namespaces: tensor,
-    snapshot: tensor, loci: tensor, hits: tensor, hit_stride: tensor, hit_counts: tensor, histograms: tensor, max_depth: tensor,
-    USE_LOCAL: tl.constexpr, USE_CORPUS: tl.constexpr, GROUPS: tl.constexpr, GROUP_PROGRAMS: tl.constexpr,
+    records: tensor, loci: tensor, hits: tensor, hit_room: tensor, hit_counts: tensor, histograms: tensor, max_depth: tensor,
+    USE_LOCAL: tl.constexpr, USE_CORPUS: tl.constexpr, GROUPS: tl.constexpr,
     LENGTHS: tl.constexpr, PROBES: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, BACK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One launch: program (row of the batch, task). The first tasks search, the last PARTS match locally.
+    """One launch: program (row of the batch, task). PARTS tasks match locally, the others search.
 
     Args:
         arena, headers: see draftd.drafter.device_layout; headers int64 [namespaces, DEVICE_HEADER_WORDS].
         tokens: int32 [rows, row_stride]; lengths: int32 or int64 [rows]; rows: int32 or int64 [batch].
         namespaces: int32 [rows]; -1 drafts from the row's own tokens only.
-        snapshot: int64 [batch], zeros; out: the version that all programs of a row read.
+        records: int64 [batch, ROW_RECORD_WORDS], the first word zero; out: the version that all programs of a row read, and its words.
         loci: int32 [batch, 3, LOCUS_LENGTHS, 2]; out.
-        hits: int32 [batch, hit_stride]; hit_counts: int32 [batch], zeros; histograms: int32 [batch, 64], zeros; out.
-        GROUPS: groups of LENGTHS suffix lengths; GROUP_PROGRAMS of them run at once, the others follow if the longest length matched.
+        hits: int32 [batch, 2, hit_room]; hit_counts: int32 [batch, 2], zeros; histograms: int32 [batch, 64], zeros; out; see
+            local_matches.
+        GROUPS: groups of LENGTHS suffix lengths.
     """
+    begin_after_previous()
     b = tl.program_id(0)
     task = tl.program_id(1)
     r = tl.load(rows + b).to(tl.int64)
     n = tl.load(lengths + r).to(tl.int32)
     row = tokens + r * row_stride
     longest = tl.minimum(max_depth, n) - 1
-    searches: tl.constexpr = _SEGMENTS * GROUP_PROGRAMS if USE_CORPUS else 0
-    if task < searches:
+    record = records + b.to(tl.int64) * _RECORD_WORDS
+    if task == 0:
+        tl.store(record + _RECORD_LENGTH, n.to(tl.int64))
+        tl.store(record + _RECORD_TOKENS, r * row_stride)
+    # The longest first: main, the row, then recent and live.
+    parts: tl.constexpr = PARTS if USE_LOCAL else 0
+    before: tl.constexpr = GROUPS if USE_CORPUS else 0
+    part_of_row = task - before
+    if USE_CORPUS & ((part_of_row < 0) | (part_of_row >= parts)):
+        search = tl.where(part_of_row < 0, task, task - parts)
         namespace = tl.load(namespaces + r)
         if (namespace >= 0) & (longest > 0):
             version = tl.load(headers + namespace.to(tl.int64) * _HEADER_WORDS + _VERSION)
-            seen = tl.atomic_cas(snapshot + b, tl.zeros_like(version), version)
-            version = tl.where(seen == 0, version, seen)
+            segment = search // GROUPS
             words = descriptor(headers, namespace, version)
-            segment = task % _SEGMENTS
-            record = words + _SEGMENTS_START + segment * _SEGMENT_WORDS
-            count = tl.load(record + _LENGTH)
-            shift = tl.load(words + _SHIFT).to(tl.int32)
+            part = words + _SEGMENTS_START + segment * _SEGMENT_WORDS
+            shift = tl.load(words + _SHIFT)
+            suffixes = tl.load(part + _SUFFIXES)
+            size = tl.load(part + _LENGTH)
+            buckets = tl.load(part + _BUCKETS)
+            text = tl.load(part + _TEXT)
+            # The row's first program to come here decides; the words are on their way meanwhile.
+            seen = tl.atomic_cas(record, tl.zeros_like(version), version, sem="relaxed")
+            if (seen != 0) & (seen != version):
+                version = seen
+                words = descriptor(headers, namespace, version)
+                part = words + _SEGMENTS_START + segment * _SEGMENT_WORDS
+                shift = tl.load(words + _SHIFT)
+                suffixes = tl.load(part + _SUFFIXES)
+                size = tl.load(part + _LENGTH)
+                buckets = tl.load(part + _BUCKETS)
+                text = tl.load(part + _TEXT)
+            if task == 0:
+                word = tl.arange(0, _DESCRIPTOR_WORDS)
+                tl.store(record + word, tl.load(words + word), mask=(word > 0) & (word < _RECORD_LENGTH))
             out = loci + (b.to(tl.int64) * _SEGMENTS + segment) * (_LOCUS_LENGTHS * 2)
-            found = (count > 0) & (version > 0)
-            for group in range(task // _SEGMENTS, GROUPS, GROUP_PROGRAMS):
-                searched = tl.where(found, longest, 0)
-                size = search_group(arena, record, shift, segment, row, n, searched, group, out, LENGTHS, PROBES)
-                found = size > 0
+            searched = tl.where((size > 0) & (version > 0), longest, 0)
+            search_group(
+                arena + suffixes, arena + text, arena + buckets, shift.to(tl.int32), row, n, searched, search % GROUPS, out, LENGTHS, PROBES
+            )
     elif USE_LOCAL:  # noqa: SIM102 (decided when compiled)
         if longest > 0:
             local_matches(
-                row, n, longest, task - searches, hits + b.to(tl.int64) * hit_stride, hit_counts + b, histograms + b * 64,
+                row, n, longest, part_of_row, hits + b.to(tl.int64) * 2 * hit_room, hit_room, hit_counts + b * 2,
+                histograms + b * 64,
                 PARTS, BLOCK, BACK,
             )  # fmt: skip
