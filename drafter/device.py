@@ -19,6 +19,8 @@ from draftd.drafter.ops.warp import INTERPRETED
 from draftd.drafter.params import DraftParams
 
 _PROGRAMS_MAX = 16
+LONG_ROW_TOKENS = 32_768
+"""Rows that may be longer are drafted for in another way."""
 _HITS_KEPT = 1024
 """A row's hits that a program may copy to read them again and again."""
 # A kernel's launch overlaps with the kernel before it; the interpreter does not know the word.
@@ -56,7 +58,7 @@ class Launch:
     def of(batch: int, max_row_tokens: int) -> Launch:
         """The choice for a batch size and the longest row that the buffer can hold, from measurements on an H200."""
         parts = max(1, min(128, max_row_tokens // 1024, 8192 // batch))
-        if max_row_tokens > 32_768 and batch <= 64:
+        if max_row_tokens > LONG_ROW_TOKENS and batch <= 64:
             # Their hits are read again and again: more at once, and more registers, which are not short then.
             return Launch(lengths=1, probes=32, parts=parts, slots=128, hits=512, chain_registers=255)
         if batch <= 64:
@@ -119,18 +121,20 @@ class DeviceDrafter:
         max_row_tokens: Most tokens of a row: the buffer's second dimension.
         params: How to draft.
         launch: How to spread the work; chosen by batch size if None.
+        compiled_k, compiled_depth: The kernels are compiled for at least so many draft tokens and so long matches: drafters of smaller
+            parameters that name the same share them.
     """
 
     def __init__(
         self, arena: torch.Tensor, headers: torch.Tensor, *, max_batch: int, max_row_tokens: int, params: DraftParams,
-        launch: Launch | None = None,
+        launch: Launch | None = None, compiled_k: int = 2, compiled_depth: int = 16,
     ) -> None:  # fmt: skip
         if not 1 <= max_row_tokens < MAX_ROW_TOKENS:
             raise ValueError(f"max_row_tokens is {max_row_tokens}; it must be in [1, {MAX_ROW_TOKENS})")
         self.arena, self.headers, self.params = arena, headers, params
         self.max_batch, self.max_row_tokens, self._launch = max_batch, max_row_tokens, launch
         device = arena.device
-        self._k = max(2, triton.next_power_of_2(params.k))
+        self._k = triton.next_power_of_2(max(compiled_k, params.k))
         self._caps = draft_caps(params).to(device)
         self._min_prob = float(np.float32(params.min_token_prob))
 
@@ -144,7 +148,7 @@ class DeviceDrafter:
         self._finished = ints(max_batch)
         self._records = torch.zeros((max_batch, ROW_RECORD_WORDS), dtype=torch.int64, device=device)
         self._best_keys = torch.zeros(max_batch, dtype=torch.int64, device=device)
-        self._lengths = max(16, triton.next_power_of_2(params.max_depth))
+        self._lengths = triton.next_power_of_2(max(compiled_depth, params.max_depth))
         chains = max_batch * 2 * self._lengths
         self._chain_tokens = ints(chains * self._k)
         self._chain_probs = torch.zeros(chains * self._k, dtype=torch.float32, device=device)
@@ -160,6 +164,9 @@ class DeviceDrafter:
             namespaces: int32 [rows]; index of the header, -1 to draft from the row's own tokens only.
             out: Drafts for the batch; overwritten.
 
+        What the tensors hold is not trusted: rows outside the buffer are empty, lengths are cut to it, and a namespace that there is
+        not, or a token that no index holds, matches nothing.
+
         Raises:
             ValueError: A shape or dtype does not fit.
         """
@@ -168,6 +175,8 @@ class DeviceDrafter:
             raise ValueError(f"out is for {batch} rows and k={k}; rows has {rows.shape[0]}, at most {self.max_batch}, k={self.params.k}")
         if tokens.dtype != torch.int32 or tokens.stride(1) != 1 or tokens.shape[1] > self.max_row_tokens:
             raise ValueError(f"tokens must be int32 [rows, <= {self.max_row_tokens}] with contiguous rows")
+        if lengths.shape[0] != tokens.shape[0] or namespaces.shape[0] != tokens.shape[0]:
+            raise ValueError(f"lengths has {lengths.shape[0]} rows and namespaces {namespaces.shape[0]}; tokens has {tokens.shape[0]}")
         if batch == 0:
             return
         launch = self._launch or Launch.of(batch, self.max_row_tokens)
@@ -175,12 +184,14 @@ class DeviceDrafter:
         groups = -(-(params.max_depth - 1) // launch.lengths)
         use_corpus = params.use_corpus and self.headers.shape[0] > 0
         shared = (self._records, self._loci, self._hits, self._hits.stride(1), self._hit_counts, self._histograms)
-        tasks = (SEGMENTS * groups if use_corpus else 0) + (launch.parts if params.use_local else 0)
+        parts = launch.parts if params.use_local else 0
+        tasks = (SEGMENTS * groups if use_corpus else 0) + parts
         if tasks:
             match_rows[(batch, tasks)](
-                self.arena, self.headers, tokens, tokens.stride(0), lengths, rows, namespaces, *shared, params.max_depth,
+                self.arena, self.headers, self.headers.shape[0], tokens, tokens.stride(0), tokens.shape[0], tokens.shape[1],
+                lengths, rows, namespaces, *shared, params.max_depth, parts,
                 USE_LOCAL=params.use_local, USE_CORPUS=use_corpus, GROUPS=groups,
-                LENGTHS=launch.lengths, PROBES=launch.probes, PARTS=launch.parts, BLOCK=launch.block,
+                LENGTHS=launch.lengths, PROBES=launch.probes, BLOCK=launch.block,
                 BACK=self._lengths, num_warps=1, maxnreg=launch.search_registers, **_EARLY,
             )  # fmt: skip
         draft_chains[(batch, launch.programs)](

@@ -126,7 +126,7 @@ class DeviceIndex:
         words[dl.DD_VERSION] = number
         words[dl.DD_RING_START] = version.ring_start
         words[dl.DD_RING] = self.ring
-        words[dl.DD_SHIFT] = self.shift
+        words[dl.DD_BUCKET_RULE] = self.shape.buckets << dl.BUCKET_SHIFT_BITS | self.shift
         for segment, name in enumerate(("main", "recent", "live")):
             copy = version.copies[segment]
             array: torch.Tensor = getattr(self, name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from threading import Lock
 
 import numpy as np
@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from draftd.drafter.corpus_config import CorpusConfig
-from draftd.drafter.device import DeviceDrafter, DeviceDrafts
+from draftd.drafter.device import LONG_ROW_TOKENS, DeviceDrafter, DeviceDrafts
 from draftd.drafter.device_index import DeviceIndex, DeviceShape
 from draftd.drafter.device_memory import DeviceMemory
 from draftd.drafter.drafts import Drafts
@@ -24,7 +24,7 @@ from draftd.drafter.errors import FailedPrecondition, InvalidArgument
 from draftd.drafter.index import IndexArrays
 from draftd.drafter.layout import BlockSpec
 from draftd.drafter.ops.sort.gpu import SCRATCH_BYTES
-from draftd.drafter.params import DraftParams
+from draftd.drafter.params import MAX_K, DraftParams
 
 _MAX_DRAFTERS = 16
 """Workspaces that are kept: one a batch size, row length and parameters."""
@@ -127,7 +127,15 @@ class DeviceIndexes:
         work = self._workspaces.get(key)
         if work is None:
             memory = self.memory
-            drafter = DeviceDrafter(memory.words, memory.headers, max_batch=batch, max_row_tokens=width, params=params)
+            drafter = DeviceDrafter(
+                memory.words,
+                memory.headers,
+                max_batch=batch,
+                max_row_tokens=width,
+                params=params,
+                compiled_k=16 if params.k <= 16 else MAX_K,
+                compiled_depth=self._config.depth,
+            )
             host = {"dtype": torch.int32, "pin_memory": memory.on_gpu}
             work = _Workspace(
                 drafter,
@@ -166,10 +174,13 @@ class DeviceIndexes:
         free = memory.free_bytes
         return {"indexes": memory.byte_size - free, "free": free, "working": max(0, taken - memory.byte_size)}
 
-    def settings(self) -> Sequence[DraftParams]:
-        """See Indexes."""
+    def warm_up(self, name: str, row: NDArray[np.int32]) -> None:
+        """See Indexes. A kernel for each way in which a batch is spread, for the usual parameters; others are compiled when asked for."""
         params = DraftParams(max_depth=self._config.depth)
-        return [params, replace(params, use_corpus=False), replace(params, use_local=False), replace(params, k=64)]
+        for batch in (1, 128, 256, 512) if self.memory.on_gpu else (1,):
+            self.draft([row] * batch, [name] * batch, params)
+        if self.memory.on_gpu:
+            self.draft([np.tile(row, LONG_ROW_TOKENS // len(row) + 1)], [name], params)
 
 
 def _checked(name: str) -> torch.device:

@@ -25,8 +25,9 @@ DD_VERSION = 0
 DD_RING_START = 1
 """Position of the oldest committed text, from which recency is counted."""
 DD_RING = 2
-DD_SHIFT = 3
-"""Bits by which a token is shifted to its bucket."""
+DD_BUCKET_RULE = 3
+"""In the lowest 8 bits: by how many a token is shifted to its bucket; above: how many buckets there are."""
+BUCKET_SHIFT_BITS = 8
 DD_SEGMENTS = 4
 """First word of the segments' records."""
 DD_SEGMENT_WORDS = 4

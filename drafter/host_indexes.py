@@ -61,8 +61,8 @@ class Indexes(Protocol):
     def device_bytes(self) -> dict[str, int]:
         """Bytes of GPU memory by part: indexes, free for others, working memory; empty without a GPU."""
 
-    def settings(self) -> Sequence[DraftParams]:
-        """Parameters for which kernels are to be compiled before anybody drafts."""
+    def warm_up(self, name: str, row: NDArray[np.int32]) -> None:
+        """Compiles what drafting from an index needs, by drafting for a row."""
 
 
 class HostIndexes:
@@ -145,6 +145,6 @@ class HostIndexes:
         """See Indexes."""
         return {}
 
-    def settings(self) -> Sequence[DraftParams]:
+    def warm_up(self, name: str, row: NDArray[np.int32]) -> None:
         """See Indexes. The kernels take all parameters as they come."""
-        return [DraftParams(max_depth=self._config.depth)]
+        self.draft([row, row], [name, ""], DraftParams(max_depth=self._config.depth))

@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from draftd.drafter.device import Launch  # noqa: E402
 from draftd.drafter.params import DraftParams  # noqa: E402
-from tests.gpu.cases import check_equal, crowded_case, make_case, propose  # noqa: E402
+from tests.gpu.cases import check_equal, check_hostile_buffer, crowded_case, make_case, propose  # noqa: E402
 
 LAUNCH = Launch(probes=4, parts=1, block=64, programs=3, slots=32, hits=32)
 
@@ -91,3 +91,7 @@ def test_nothing_to_draft_from() -> None:
     rows = [np.array([1, 2, 3], np.int32)]
     params = DraftParams(k=4, max_depth=8)
     check_equal(propose(case.on_device("cpu"), rows, [False], params, LAUNCH), case.by_oracle(rows, [False], params), rows)
+
+
+def test_what_a_buffer_holds_is_not_trusted() -> None:
+    check_hostile_buffer("cpu")

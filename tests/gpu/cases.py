@@ -184,3 +184,36 @@ def check_equal(got: Drafts, expected: Drafts, rows: list[Ints]) -> None:
         assert a == b, f"row {i}, {len(row)} tokens ending in {row[-12:].tolist()}: {a} instead of {b}"
         same = got.probabilities[i].view(np.int32) == expected.probabilities[i].view(np.int32)
         assert same.all(), f"row {i}: {got.probabilities[i]} instead of {expected.probabilities[i]}"
+
+
+def check_hostile_buffer(device: str) -> None:
+    """What a buffer holds is not trusted: rows, lengths, namespaces and tokens that cannot be are answered, and harm no other row.
+
+    Raises:
+        AssertionError: One is answered wrongly.
+    """
+    case = make_case([[1, 2, 3, 4, 5] * 4, [3, 4, 0, 3, 4, 0]], vocab=6, depth=8, cuts=(1, 2), seed=0)
+    index = case.on_device(device)
+    good, width = [0, 1, 2, 3], 12
+    buffer = np.zeros((5, width), np.int32)
+    buffer[:, :4] = good
+    buffer[1] = [*good * 2, 1, 2, 3, 4]
+    buffer[2, 2:4] = [2**31 - 1, -(2**31)]
+    buffer[3, 1:4] = [6, -1, 3]
+    lengths = np.array([4, 2**40, 4, 4, -5], np.int64)
+    namespaces = np.array([0, 0, 0, 0, 0], np.int32)
+    rows = np.array([0, 1, 2, 3, 4, -1, 5, 2**31 - 1, 0], np.int64)
+    params = DraftParams(k=4, max_depth=8, spec_factor=2)
+    drafter = DeviceDrafter(index.arena, index.headers, max_batch=len(rows), max_row_tokens=width, params=params)
+    tensors = [torch.from_numpy(a).to(device) for a in (buffer, lengths, rows, namespaces)]
+    out = DeviceDrafts.empty(len(rows), params.k, device)
+    drafter.propose(*tensors, out)
+    got = out.numpy()
+    texts = [buffer[0, :4], buffer[1], buffer[2, :4], buffer[3, :4]]
+    check_equal(got.first(4), case.by_cpu([np.ascontiguousarray(t) for t in texts], [False] * 4, params), texts)
+    assert got.counts[4:8].tolist() == [0, 0, 0, 0]
+    assert got.tokens[8].tolist() == got.tokens[0].tolist() != [-1] * 4
+    for wrong in (1, 2**31 - 1, -7):
+        tensors[3].fill_(wrong)
+        drafter.propose(*tensors, out)
+        assert 2 not in out.numpy().source

@@ -23,6 +23,9 @@ from draftd.drafter.params import DraftParams
 BATCHES = (1, 128, 256, 512)
 """One for each way in which a batch is spread; see Launch.of."""
 
+DOUBLED = 1 << 18
+"""So many suffixes are sorted by doubling ranks."""
+
 
 class NoGpu:
     """Answers what compilation asks of a driver."""
@@ -70,6 +73,8 @@ def main() -> None:
     positions = torch.from_numpy(np.arange(2048, dtype=np.int32))
     for count in (64, 2048):
         sort_positions(index.text, positions[:count], 64, 128_256)
+    many = torch.zeros(DOUBLED + 65, dtype=torch.int32)
+    sort_positions(many, torch.arange(DOUBLED, dtype=torch.int32), 64, 128_256, span=(0, DOUBLED))
     for evict in (0, 100):
         merge(
             index.text, positions[:1000], positions[:100], index.main[0], depth=64, buckets=index.buckets[0, 0], shift=shape.shift,

@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from draftd.drafter.device import DeviceDrafter, DeviceDrafts, Launch  # noqa: E402
 from draftd.drafter.params import DraftParams  # noqa: E402
-from tests.gpu.cases import Case, Ints, check_equal, crowded_case, make_case, propose  # noqa: E402
+from tests.gpu.cases import Case, Ints, check_equal, check_hostile_buffer, crowded_case, make_case, propose  # noqa: E402
 
 LAUNCHES = [
     None,
@@ -147,3 +147,7 @@ def test_long_repetitive_row() -> None:
         for launch in LAUNCHES:
             got = propose(case.on_device("cuda"), rows, [True] * len(rows), params, launch, repeat=2)
             check_equal(got, case.by_cpu(rows, [True] * len(rows), params), rows)
+
+
+def test_what_a_buffer_holds_is_not_trusted() -> None:
+    check_hostile_buffer("cuda")

@@ -18,9 +18,9 @@ _HITS = tl.constexpr(32)
 @triton.jit
 def local_matches(
     row: tensor, n: tensor, longest: tensor, part: tensor, hits: tensor, hit_room: tensor, hit_counts: tensor, histogram: tensor,
-    PARTS: tl.constexpr, BLOCK: tl.constexpr, BACK: tl.constexpr,
+    parts: tensor, BLOCK: tl.constexpr, BACK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Finds the occurrences of row[n - 1] in the blocks part, part + PARTS, ... of row[: n - 1].
+    """Finds the occurrences of row[n - 1] in the blocks part, part + parts, ... of row[: n - 1].
 
     Args:
         row: int32 pointer; longest: longest match, in tokens, at most BACK and below 64.
@@ -28,7 +28,7 @@ def local_matches(
         hit_counts: int32 pointer [2]; the lists' lengths. histogram: int32 pointer [64]; hits by matching length. Both start at zero.
     """
     last = tl.load(row + n - 1)
-    for base in range(part * BLOCK, n - 1, PARTS * BLOCK):
+    for base in range(part * BLOCK, n - 1, parts * BLOCK):
         at = base + tl.arange(0, BLOCK)
         is_hit = tl.load(row + at, mask=at < n - 1, other=-1) == last
         found = tl.sum(is_hit.to(tl.int32), axis=0)

@@ -11,9 +11,10 @@ import triton.language as tl
 from triton.language import tensor
 
 from draftd.drafter.device_layout import (
+    BUCKET_SHIFT_BITS,
+    DD_BUCKET_RULE,
     DD_SEGMENT_WORDS,
     DD_SEGMENTS,
-    DD_SHIFT,
     DEVICE_DESCRIPTOR_WORDS,
     DEVICE_DESCRIPTORS,
     DEVICE_DESCRIPTORS_START,
@@ -37,7 +38,9 @@ _VERSION = tl.constexpr(DEVICE_VERSION)
 _DESCRIPTORS_START = tl.constexpr(DEVICE_DESCRIPTORS_START)
 _DESCRIPTORS = tl.constexpr(DEVICE_DESCRIPTORS)
 _DESCRIPTOR_WORDS = tl.constexpr(DEVICE_DESCRIPTOR_WORDS)
-_SHIFT = tl.constexpr(DD_SHIFT)
+_BUCKET_RULE = tl.constexpr(DD_BUCKET_RULE)
+_SHIFT_BITS = tl.constexpr(BUCKET_SHIFT_BITS)
+_SHIFT_MASK = tl.constexpr((1 << BUCKET_SHIFT_BITS) - 1)
 _SEGMENTS_START = tl.constexpr(DD_SEGMENTS)
 _SEGMENT_WORDS = tl.constexpr(DD_SEGMENT_WORDS)
 _SUFFIXES = tl.constexpr(DS_SUFFIXES)
@@ -84,7 +87,7 @@ def _decided(order: tensor, same: tensor, x: tensor, y: tensor, wanted: tensor) 
 
 @triton.jit
 def search_group(
-    suffixes: tensor, text: tensor, buckets: tensor, shift: tensor, row: tensor, n: tensor, longest: tensor, group: tensor, loci: tensor,
+    suffixes: tensor, text: tensor, buckets: tensor, rule: tensor, row: tensor, n: tensor, longest: tensor, group: tensor, loci: tensor,
     LENGTHS: tl.constexpr, PROBES: tl.constexpr,
 ) -> None:  # fmt: skip
     """Writes the loci of the suffix lengths group * LENGTHS + 1 ... (group + 1) * LENGTHS in one segment.
@@ -92,7 +95,7 @@ def search_group(
     All PROBES of a length look for both ends of its locus, until one of them is inside: from then on a half looks for each end.
 
     Args:
-        suffixes, text, buckets: int32 pointers to the segment's arrays; shift: bits by which a token is shifted to its bucket.
+        suffixes, text, buckets: int32 pointers to the segment's arrays; rule: int64; see DD_BUCKET_RULE.
         loci: int32 pointer [LOCUS_LENGTHS, 2]; out: first suffix and end of each length; equal if there is none.
     """
     half: tl.constexpr = PROBES // 2
@@ -100,10 +103,13 @@ def search_group(
     length = group * LENGTHS + 1 + i
     active = length <= longest
     start = n - length
-    bucket = tl.load(row + start, mask=active, other=0) >> shift
+    shift = rule.to(tl.int32) & _SHIFT_MASK
+    bucket = tl.load(row + start, mask=active, other=-1) >> shift
+    # A token that cannot be in the index has no bucket: the row is the engine's, who may have written anything.
+    known = (bucket >= 0) & (bucket < (rule >> _SHIFT_BITS).to(tl.int32))
     # The first suffix is in [low, first_high], the end in [end_low, high].
-    low = tl.load(buckets + bucket, mask=active, other=0)
-    high = tl.load(buckets + bucket + 1, mask=active, other=0)
+    low = tl.load(buckets + bucket, mask=known, other=0)
+    high = tl.load(buckets + bucket + 1, mask=known, other=0)
     whole = (length == 1) & (shift == 0)
     first_high = tl.where(whole, low, high)
     end_low = tl.where(whole, high, low)
@@ -168,19 +174,21 @@ def search_group(
     tl.store(loci + length * 2 + 1, tl.where(active, high, 0), mask=length < _LOCUS_LENGTHS)
 
 
-@triton.jit(do_not_specialize=["row_stride", "hit_room", "max_depth"])
+@triton.jit(do_not_specialize=["row_stride", "row_count", "row_room", "namespace_count", "hit_room", "max_depth", "parts"])
 def match_rows(
-    arena: tensor, headers: tensor, tokens: tensor, row_stride: tensor, lengths: tensor, rows: tensor, namespaces: tensor,
-    records: tensor, loci: tensor, hits: tensor, hit_room: tensor, hit_counts: tensor, histograms: tensor, max_depth: tensor,
+    arena: tensor, headers: tensor, namespace_count: tensor, tokens: tensor, row_stride: tensor, row_count: tensor, row_room: tensor,
+    lengths: tensor, rows: tensor, namespaces: tensor,
+    records: tensor, loci: tensor, hits: tensor, hit_room: tensor, hit_counts: tensor, histograms: tensor, max_depth: tensor, parts: tensor,
     USE_LOCAL: tl.constexpr, USE_CORPUS: tl.constexpr, GROUPS: tl.constexpr,
-    LENGTHS: tl.constexpr, PROBES: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, BACK: tl.constexpr,
+    LENGTHS: tl.constexpr, PROBES: tl.constexpr, BLOCK: tl.constexpr, BACK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One launch: program (row of the batch, task). PARTS tasks match locally, the others search.
+    """One launch: program (row of the batch, task). `parts` tasks match locally, the others search.
 
     Args:
         arena, headers: see draftd.drafter.device_layout; headers int64 [namespaces, DEVICE_HEADER_WORDS].
-        tokens: int32 [rows, row_stride]; lengths: int32 or int64 [rows]; rows: int32 or int64 [batch].
-        namespaces: int32 [rows]; -1 drafts from the row's own tokens only.
+        tokens: int32 [row_count, row_stride]; row_room: most tokens of a row; lengths: int32 or int64 [row_count].
+        rows: int32 or int64 [batch]; one outside the buffer is an empty row, and a length outside it counts as the nearest inside.
+        namespaces: int32 [row_count]; one that there is not drafts from the row's own tokens only.
         records: int64 [batch, ROW_RECORD_WORDS], the first word zero; out: the version that all programs of a row read, and its words.
         loci: int32 [batch, 3, LOCUS_LENGTHS, 2]; out.
         hits: int32 [batch, 2, hit_room]; hit_counts: int32 [batch, 2], zeros; histograms: int32 [batch, 64], zeros; out; see
@@ -191,7 +199,10 @@ def match_rows(
     b = tl.program_id(0)
     task = tl.program_id(1)
     r = tl.load(rows + b).to(tl.int64)
-    n = tl.load(lengths + r).to(tl.int32)
+    there = (r >= 0) & (r < row_count)
+    r = tl.where(there, r, 0)
+    n = tl.load(lengths + r)
+    n = tl.where(there, tl.minimum(tl.maximum(n, 0), row_room), 0).to(tl.int32)
     row = tokens + r * row_stride
     longest = tl.minimum(max_depth, n) - 1
     record = records + b.to(tl.int64) * _RECORD_WORDS
@@ -199,18 +210,17 @@ def match_rows(
         tl.store(record + _RECORD_LENGTH, n.to(tl.int64))
         tl.store(record + _RECORD_TOKENS, r * row_stride)
     # The longest first: main, the row, then recent and live.
-    parts: tl.constexpr = PARTS if USE_LOCAL else 0
     before: tl.constexpr = GROUPS if USE_CORPUS else 0
     part_of_row = task - before
     if USE_CORPUS & ((part_of_row < 0) | (part_of_row >= parts)):
         search = tl.where(part_of_row < 0, task, task - parts)
         namespace = tl.load(namespaces + r)
-        if (namespace >= 0) & (longest > 0):
+        if (namespace >= 0) & (namespace < namespace_count) & (longest > 0):
             version = tl.load(headers + namespace.to(tl.int64) * _HEADER_WORDS + _VERSION)
             segment = search // GROUPS
             words = descriptor(headers, namespace, version)
             part = words + _SEGMENTS_START + segment * _SEGMENT_WORDS
-            shift = tl.load(words + _SHIFT)
+            rule = tl.load(words + _BUCKET_RULE)
             suffixes = tl.load(part + _SUFFIXES)
             size = tl.load(part + _LENGTH)
             buckets = tl.load(part + _BUCKETS)
@@ -221,7 +231,7 @@ def match_rows(
                 version = seen
                 words = descriptor(headers, namespace, version)
                 part = words + _SEGMENTS_START + segment * _SEGMENT_WORDS
-                shift = tl.load(words + _SHIFT)
+                rule = tl.load(words + _BUCKET_RULE)
                 suffixes = tl.load(part + _SUFFIXES)
                 size = tl.load(part + _LENGTH)
                 buckets = tl.load(part + _BUCKETS)
@@ -231,13 +241,11 @@ def match_rows(
                 tl.store(record + word, tl.load(words + word), mask=(word > 0) & (word < _RECORD_LENGTH))
             out = loci + (b.to(tl.int64) * _SEGMENTS + segment) * (_LOCUS_LENGTHS * 2)
             searched = tl.where((size > 0) & (version > 0), longest, 0)
-            search_group(
-                arena + suffixes, arena + text, arena + buckets, shift.to(tl.int32), row, n, searched, search % GROUPS, out, LENGTHS, PROBES
-            )
+            search_group(arena + suffixes, arena + text, arena + buckets, rule, row, n, searched, search % GROUPS, out, LENGTHS, PROBES)
     elif USE_LOCAL:  # noqa: SIM102 (decided when compiled)
         if longest > 0:
             local_matches(
                 row, n, longest, part_of_row, hits + b.to(tl.int64) * 2 * hit_room, hit_room, hit_counts + b * 2,
                 histograms + b * 64,
-                PARTS, BLOCK, BACK,
+                parts, BLOCK, BACK,
             )  # fmt: skip
