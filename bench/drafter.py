@@ -1,47 +1,74 @@
-"""Draft latency on a GPU by batch size, for corpora of 4M and 64M tokens and for long contexts, and refresh times.
+"""Draft latency on a GPU by batch size, for corpora of 4M and 64M tokens and for long contexts, beside other drafters on the same work.
 
-Needs torch, triton and a CUDA GPU. Every figure is a median over graphs of 16 drafts, each for other rows, so launch gaps are in it.
+Needs torch, triton and a CUDA GPU. Every figure is a median over graphs of 16 drafts, each for other rows, so launch gaps are in it; a peer
+that cannot be captured is timed call by call. bench/refresh_gpu.py measures refreshes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bench import workload
+from bench import peers, workload
 from bench.machine import parser, report
+from bench.peers import suffix_gpu
 from draftd.drafter.device import DeviceDrafter, DeviceDrafts, Launch
-from draftd.drafter.device_index import DeviceIndex, DeviceShape, DeviceVersion
-from draftd.drafter.ops.merge.gpu import fill_buckets, merge
+from draftd.drafter.device_index import DeviceIndex, DeviceShape
+from draftd.drafter.index import Version
+from draftd.drafter.ops.merge.gpu import fill_buckets
 from draftd.drafter.ops.sort.gpu import sort_text
 from draftd.drafter.params import DraftParams
 
 BATCHES = (1, 8, 32, 128, 256, 512)
 DEPTH = 64
-FRESH = 65_536
 DRAFTS = 16
+FREQUENT = 200
+"""So many tokens are the same in every text of a varied corpus."""
+DEVICE_ROWS = 4096
+CONTEXTS = 512
+PARAMS_K = 16
+MATCH_DEPTH = 24
 
 
-def device_index(tokens: int, recent: int = 131_072, live: int = 16_384) -> DeviceIndex:
-    """An index of at least `tokens` tokens: copies of the sample answers, the later ones with a tenth of their tokens replaced."""
+def corpus_text(tokens: int, kind: str) -> torch.Tensor:
+    """int32 [>= tokens] on the device: copies of the sample answers, each followed by a separator.
+
+    Args:
+        kind: "alike": the later copies have a tenth of their tokens replaced, so that a suffix occurs once a copy; "varied": from the
+            fourth on, each copy has tokens of its own for all but the most frequent ones, as text on other subjects would.
+    """
     documents = workload.make(1, 1).documents
     base = torch.from_numpy(np.concatenate([np.append(d, np.int32(-1)) for d in documents]).astype(np.int32)).cuda()
     copies = [base]
     generator = torch.Generator("cuda").manual_seed(0)
-    for _ in range((tokens + recent + live) // base.shape[0]):
+    counts = torch.bincount(base[base >= 0], minlength=workload.VOCABULARY)
+    rare = counts < counts.sort(descending=True).values[FREQUENT]
+    for i in range(tokens // base.shape[0]):
+        text = base
+        if kind == "varied" and i >= 3:
+            names = torch.arange(workload.VOCABULARY, device="cuda", dtype=torch.int32)
+            names[rare] = names[rare][torch.randperm(int(rare.sum()), generator=generator, device="cuda")]
+            text = torch.where(base >= 0, names[base.clamp(min=0)], base)
         replaced = (torch.rand(base.shape, generator=generator, device="cuda") < workload.REPLACED_SHARE) & (base >= 0)
         other = torch.randint(workload.VOCABULARY, base.shape, generator=generator, device="cuda", dtype=torch.int32)
-        copies.append(torch.where(replaced, other, base))
-    text = torch.cat(copies)
+        copies.append(torch.where(replaced, other, text))
+    return torch.cat(copies)
+
+
+def device_index(tokens: int, kind: str = "alike", recent: int = 131_072, live: int = 16_384) -> DeviceIndex:
+    """An index of at least `tokens` tokens of corpus_text."""
+    text = corpus_text(tokens + recent + live, kind)
     cuts = [0]
     for size in (text.shape[0] - recent - live, text.shape[0] - live):
         # A segment ends where a document does.
         cuts.append(size + int((text[size:] < 0).nonzero()[0, 0]) + 1)
     cuts.append(text.shape[0])
-    ring = cuts[2] + 2 * FRESH
+    ring = cuts[2]
     index = DeviceIndex(DeviceShape(ring, 2 * recent, 8 * live, workload.VOCABULARY, DEPTH), "cuda")
     index.text[: cuts[2]] = text[: cuts[2]]
     index.live_text[0, : cuts[3] - cuts[2]] = text[cuts[2] :]
@@ -53,7 +80,7 @@ def device_index(tokens: int, recent: int = 131_072, live: int = 16_384) -> Devi
         array[0, : suffixes.shape[0]] = suffixes
         fill_buckets(own, suffixes, index.shape.shift, index.buckets[segment, 0])
         lengths.append(int(suffixes.shape[0]))
-    index.publish(DeviceVersion(lengths=(lengths[0], lengths[1], lengths[2])))
+    index.publish(Version(lengths=(lengths[0], lengths[1], lengths[2])))
     return index
 
 
@@ -92,44 +119,60 @@ def draft_us(
 ) -> float:
     """Microseconds that a draft for `batch` rows takes."""
     tokens, lengths, namespaces = buffer
-    params = DraftParams(k=16, max_depth=24, spec_factor=factor)
+    params = DraftParams(k=PARAMS_K, max_depth=MATCH_DEPTH, spec_factor=factor)
     drafter = DeviceDrafter(index.arena, index.headers, max_batch=batch, max_row_tokens=tokens.shape[1], params=params, launch=launch)
     out = DeviceDrafts.empty(batch, params.k, "cuda")
-    generator = torch.Generator("cuda").manual_seed(batch)
-    rows = [torch.randperm(tokens.shape[0], generator=generator, device="cuda")[:batch].to(torch.int32) for _ in range(DRAFTS)]
+    rows = row_choices(buffer, batch)
     return graph_us(lambda i: drafter.propose(tokens, lengths, rows[i], namespaces, out))
 
 
-def event_ms(call: Callable[[], object], repeats: int = 7) -> float:
-    """Milliseconds between events around a call, the median."""
+def row_choices(buffer: tuple[torch.Tensor, torch.Tensor, torch.Tensor], batch: int) -> list[torch.Tensor]:
+    """For each draft of a graph, other rows of the buffer: int32 [batch]."""
+    generator = torch.Generator("cuda").manual_seed(batch)
+    return [torch.randperm(buffer[0].shape[0], generator=generator, device="cuda")[:batch].to(torch.int32) for _ in range(DRAFTS)]
+
+
+def call_us(call: Callable[[int], None]) -> float:
+    """Microseconds between events around DRAFTS calls, one of them; the median of a few."""
     times = []
-    for _ in range(repeats + 2):
+    for _ in range(7):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
-        call()
+        for i in range(DRAFTS):
+            call(i)
         end.record()
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end))
-    return float(np.median(times[2:]))
+    return 1000 * float(np.median(times[2:])) / DRAFTS
 
 
-def merge_ms(index: DeviceIndex, fresh: int = FRESH) -> tuple[float, float]:
-    """Milliseconds to sort `fresh` new tokens, and to merge them into `main`, buckets included."""
-    ring, length = index.shape.quota_tokens, index.current.lengths[0]
-    start = ring - 2 * fresh
-    generator = torch.Generator("cuda").manual_seed(1)
-    source = torch.randint(0, start - fresh, (1,), generator=generator, device="cuda")
-    index.text[start : start + fresh] = index.text[int(source) : int(source) + fresh]
-    index.text[start + fresh] = -1
-    sort = event_ms(lambda: sort_text(index.text[start:], fresh, DEPTH))
-    new = sort_text(index.text[start:], fresh, DEPTH) + start
-    main, out = index.main[0, :length], index.main[1]
-
-    def run() -> None:
-        merge(index.text, main, new, out, depth=DEPTH, buckets=index.buckets[0, 0], shift=index.shape.shift)
-        fill_buckets(index.text, out[: length + new.shape[0]], index.shape.shift, index.buckets[0, 1])
-
-    return sort, event_ms(run)
+def peer_rows(tokens: int, buffer: tuple[torch.Tensor, torch.Tensor, torch.Tensor], factor: float) -> Iterator[list[object]]:
+    """SuffixGPU and arctic-inference on the same corpus and contexts."""
+    text = corpus_text(tokens, "alike")
+    if suffix_gpu.is_there():
+        ends = (text < 0).nonzero().squeeze(1).tolist()
+        documents = [text[start:end] for start, end in zip([0, *(e + 1 for e in ends)], ends, strict=False) if end > start]
+        peer = suffix_gpu.Peer(documents, PARAMS_K, MATCH_DEPTH, factor, 0.1)
+        figures: list[object] = []
+        captured = True
+        for batch in BATCHES:
+            call = peer.call(buffer[0], buffer[1], row_choices(buffer, batch))
+            try:
+                figures.append(graph_us(call) if captured else call_us(call))
+            except RuntimeError:
+                # It cannot be captured: its calls are timed instead.
+                captured = False
+                torch.cuda.synchronize()
+                figures.append(call_us(call))
+        yield [f"suffix-gpu, {tokens // 1_000_000}M{'' if captured else ', not captured'}", *figures]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "workload.npz"
+        work = workload.make(tokens, CONTEXTS)
+        work.save(path)
+        answer = peers.arctic("speculate", path, PARAMS_K, MATCH_DEPTH, factor, 0.1)
+    if answer is not None:
+        # One request after the other, on one CPU thread.
+        yield [f"arctic-inference (CPU), {tokens // 1_000_000}M", *(answer["us_median"] * batch for batch in BATCHES)]
 
 
 def main() -> None:
@@ -137,29 +180,24 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--corpus", type=int, nargs="*", default=[4_000_000, 64_000_000], help="tokens of each corpus")
     arguments = options.parse_args()
-    contexts = workload.make(1, 512).contexts
-    buffer = token_buffer(contexts, 4096)
+    contexts = workload.make(1, CONTEXTS).contexts
+    buffer = token_buffer(contexts, DEVICE_ROWS)
     rows: list[list[object]] = []
-    notes = [f"{torch.cuda.get_device_name()}, torch {torch.__version__}; times in microseconds a step; k=16, depth 24"]
+    notes = [f"{torch.cuda.get_device_name()}, torch {torch.__version__}; times in microseconds a step; k={PARAMS_K}, depth {MATCH_DEPTH}"]
     for size in arguments.corpus:
-        index = device_index(size)
-        for factor in (1.0, 4.0):
-            figures = [draft_us(index, buffer, b, factor) for b in BATCHES]
-            rows.append([f"{size // 1_000_000}M tokens, spec factor {factor:.0f}", *figures])
-        sort, merged = merge_ms(index)
-        notes.append(
-            f"{size // 1_000_000}M: {index.byte_size / size:.1f} bytes a token; 64k new tokens: sort {sort:.2f} ms, merge {merged:.2f} ms"
-        )
-        if size <= 16_000_000:
-            length = index.shape.quota_tokens - 2 * FRESH
-            notes.append(f"bulk build of {length:,} tokens: {event_ms(lambda i=index, n=length: sort_text(i.text, n, DEPTH), 3):.2f} ms")  # type: ignore[misc]
-            long = [np.resize(np.concatenate(contexts), 131_072 - 7 * i).astype(np.int32) for i in range(64)]
-            notes.append(f"contexts of 131,072 tokens, batch 64: {draft_us(index, token_buffer(long, 131_072), 64, 4.0):.1f} us")
-            live = index.live_text[0].clone()
-            live[4096:] = -1
-            notes.append(f"live, 4k tokens: {event_ms(lambda t=live: sort_text(t, 4096, DEPTH)):.2f} ms")  # type: ignore[misc]
-        del index
-        torch.cuda.empty_cache()
+        for kind in ("alike", "varied"):
+            index = device_index(size, kind)
+            for factor in (1.0, 4.0):
+                figures = [draft_us(index, buffer, b, factor) for b in BATCHES]
+                rows.append([f"{size // 1_000_000}M tokens, {kind}, spec factor {factor:.0f}", *figures])
+            notes.append(f"{size // 1_000_000}M {kind}: {index.byte_size / size:.1f} bytes a token")
+            if size <= 16_000_000 and kind == "alike":
+                long = [np.resize(np.concatenate(contexts), 131_072 - 7 * i).astype(np.int32) for i in range(64)]
+                figure = draft_us(index, token_buffer(long, 131_072), 64, 1.0)
+                notes.append(f"contexts of 131,072 tokens, batch 64, spec factor 1: {figure:.1f} us")
+            del index
+            torch.cuda.empty_cache()
+    rows += peer_rows(arguments.corpus[0], buffer, 1.0)
     report("GPU drafter", ["corpus", *(f"batch {b}" for b in BATCHES)], rows, arguments.json, notes)
 
 

@@ -254,8 +254,5 @@ class DeviceIndex:
         return tensor.pin_memory().to(self.text.device, non_blocking=True) if self.memory.on_gpu else tensor
 
 
-DeviceVersion = Version
-
-
 def _aligned(elements: int) -> int:
     return -(-elements // dl.ALIGNMENT) * dl.ALIGNMENT

@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from draftd.drafter.device import DeviceDrafter, DeviceDrafts, Launch
-from draftd.drafter.device_index import DeviceIndex, DeviceShape, DeviceVersion
+from draftd.drafter.device_index import DeviceIndex, DeviceShape
 from draftd.drafter.drafts import Drafts
+from draftd.drafter.index import Version
 from draftd.drafter.ops.draft import oracle
 from draftd.drafter.ops.draft.cpu import draft_rows
 from draftd.drafter.ops.draft.oracle import Stretch
@@ -51,7 +52,7 @@ class Case:
             array[1, : len(suffixes)].copy_(torch.from_numpy(suffixes))
             index.buckets[segment, 1].copy_(torch.from_numpy(self.buckets(segment)))
         a, b, c = (len(s) for s in self.suffixes)
-        index.publish(DeviceVersion(copies=(1, 1, 1), lengths=(a, b, c), ring_start=self.ring_start))
+        index.publish(Version(copies=(1, 1, 1), lengths=(a, b, c), ring_start=self.ring_start))
         return index
 
     def by_cpu(self, rows: list[Ints], private: list[bool], params: DraftParams) -> Drafts:
@@ -205,15 +206,15 @@ def check_hostile_buffer(device: str) -> None:
     rows = np.array([0, 1, 2, 3, 4, -1, 5, 2**31 - 1, 0], np.int64)
     params = DraftParams(k=4, max_depth=8, spec_factor=2)
     drafter = DeviceDrafter(index.arena, index.headers, max_batch=len(rows), max_row_tokens=width, params=params)
-    tensors = [torch.from_numpy(a).to(device) for a in (buffer, lengths, rows, namespaces)]
+    tokens, sizes, order, spaces = (torch.from_numpy(a).to(device) for a in (buffer, lengths, rows, namespaces))
     out = DeviceDrafts.empty(len(rows), params.k, device)
-    drafter.propose(*tensors, out)
+    drafter.propose(tokens, sizes, order, spaces, out)
     got = out.numpy()
     texts = [buffer[0, :4], buffer[1], buffer[2, :4], buffer[3, :4]]
     check_equal(got.first(4), case.by_cpu([np.ascontiguousarray(t) for t in texts], [False] * 4, params), texts)
     assert got.counts[4:8].tolist() == [0, 0, 0, 0]
     assert got.tokens[8].tolist() == got.tokens[0].tolist() != [-1] * 4
     for wrong in (1, 2**31 - 1, -7):
-        tensors[3].fill_(wrong)
-        drafter.propose(*tensors, out)
+        spaces.fill_(wrong)
+        drafter.propose(tokens, sizes, order, spaces, out)
         assert 2 not in out.numpy().source
