@@ -79,6 +79,30 @@ def test_corpus_on_a_device_answers_what_one_on_the_host_does() -> None:
         corpus.close()
 
 
+def test_namespace_that_slept_comes_back_by_the_bulk_load() -> None:
+    device, host = Corpus(CONFIG, indexes=DeviceIndexes(CONFIG, "cpu")), Corpus(CONFIG)
+    rng = np.random.default_rng(3)
+    documents = [rng.integers(0, 4, 25).astype(np.int32) for _ in range(6)]
+    rows = [RowContext(rng.integers(0, 4, 12).astype(np.int32), "a", False) for _ in range(3)]
+    params = DraftParams(k=4, max_depth=8)
+    answers = []
+    for corpus in (device, host):
+        corpus.ensure_namespace("a", 10)
+        for i, tokens in enumerate(documents):
+            corpus.ingest("a", str(i), 0, tokens, True)
+        corpus.refresh()
+        kept = list(corpus.documents("a"))
+        state, info = corpus.put_to_sleep("a")
+        assert (info.documents, len(kept)) == (6, 6)
+        assert corpus.restore(state, reversed(kept)).main == 6 * 25
+        answers.append(corpus.propose(rows, params))
+        corpus.close()
+    got, expected = answers
+    assert got.tokens.tolist() == expected.tokens.tolist()
+    assert (got.probabilities == expected.probabilities).all()
+    assert 2 in got.source
+
+
 def test_memory_is_dealt_out_and_taken_back() -> None:
     memory = DeviceMemory(4 * 1024, 3, "cpu")
     first, second = memory.take(500), memory.take(300)
