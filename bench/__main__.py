@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-NAMES = ("quality", "propose_cpu", "visibility", "memory", "rpc", "restore", "chaos")
+NAMES = ("quality", "propose_cpu", "visibility", "memory", "rpc", "restore", "replication", "chaos", "transformers_cpu")
 GPU_NAMES = ("drafter", "refresh_gpu")
 """Need torch, triton and a CUDA GPU; run only by name."""
 LONG_NAMES = ("hostile", "soak")

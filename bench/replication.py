@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import grpc
 import numpy as np
 import psutil
 from nats.aio.client import Client
@@ -72,18 +73,18 @@ class Node:
 
     def __init__(self, running: PrivateService) -> None:
         self.process = psutil.Process(service.process_id(running.endpoint))
-        self._channel = service.channel(running.endpoint).__enter__()
-        self.drafter = draftd_pb2_grpc.DrafterServiceStub(self._channel)
-        self.corpus = draftd_pb2_grpc.CorpusServiceStub(self._channel)
+        channel = grpc.insecure_channel(running.endpoint, options=[("grpc.default_authority", "localhost")])
+        self.drafter = draftd_pb2_grpc.DrafterServiceStub(channel)
+        self.corpus = draftd_pb2_grpc.CorpusServiceStub(channel)
 
     def replication(self) -> pb.Replication:
         """Its state."""
         return self.corpus.ListNamespaces(pb.ListNamespacesRequest(), timeout=60).replication
 
-    def drafted(self, context: list[int]) -> int:
-        """Tokens that it drafts from its corpus alone; 0 also while there is no namespace."""
+    def drafted(self, context: list[int]) -> list[int]:
+        """What it drafts from its corpus alone."""
         request = pb.ProposeRequest(rows=[pb.Row(tokens=context)], parameters=pb.DraftParameters(use_local=False))
-        return len(self.drafter.Propose(request, timeout=60).drafts[0].tokens)
+        return list(self.drafter.Propose(request, timeout=60).drafts[0].tokens)
 
     def cpu_s(self) -> float:
         """CPU seconds until now."""
@@ -113,7 +114,7 @@ class Latency:
             started = time.perf_counter()
             self._node.drafted(list(range(64)))
             self._times.append(time.perf_counter() - started)
-            time.sleep(0.003)
+            time.sleep(0.01)
 
     def __str__(self) -> str:
         p50, p99 = np.percentile(self._times, [50, 99]) * 1000
@@ -129,7 +130,7 @@ def lags_ms(publisher: Node, taker: Node) -> np.ndarray:
         document = pb.IngestDocument(document_id=f"lag-{i}", packed_tokens=tokens.tobytes(), complete=True)
         started = time.perf_counter()
         publisher.drafter.Ingest(pb.IngestRequest(documents=[document], vocab_size=VOCABULARY))
-        while not taker.drafted(tokens[:16].tolist()):
+        while taker.drafted(tokens[:32].tolist())[:4] != tokens[32:36].tolist():
             time.sleep(0.001)
         lags.append(1000 * (time.perf_counter() - started))
         time.sleep(0.01)
@@ -140,8 +141,10 @@ def main() -> int:
     """Prints the table; 1 if the fresh service takes too long."""
     arguments = parser(__doc__)
     arguments.add_argument("--tokens", type=int, default=4_000_000, help="size of the corpus")
+    arguments.add_argument("--join", type=int, default=1, help="answers of the samples in a document")
     given = arguments.parse_args()
-    documents = make(given.tokens, 1).documents
+    single = make(given.tokens, 1).documents
+    documents = [np.concatenate(single[first : first + given.join]) for first in range(0, len(single), given.join)]
     tokens = sum(len(d) for d in documents)
     rows: list[tuple[object, ...]] = [("documents", len(documents)), ("tokens a document", tokens / len(documents))]
     with nats_server() as (url, nats):

@@ -26,6 +26,7 @@ from draftd.client.drafter import Drafter
 _log = logging.getLogger("draftd.client")
 
 _OLDEST, _TOO_NEW = Version("4.57"), Version("6.dev0")
+_TESTED = "4.57.6, 5.0.0 and 5.24.0"
 _HOOK = "_get_candidate_generator"
 _HOOK_PARAMETERS = {"generation_config", "input_ids", "target_tokenizer"}
 _OTHER_WAYS = ("assistant_model", "assistant_early_exit", "custom_generate", "prompt_lookup_num_tokens", "use_mtp")
@@ -160,7 +161,7 @@ class Candidates(CandidateGenerator):  # type: ignore[misc] # transformers is no
         self._ends = set() if ends is None else set(torch.as_tensor(ends).reshape(-1).tolist())
         self._criteria = criteria
 
-    def get_candidates(self, input_ids: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:
+    def get_candidates(self, input_ids: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None]:
         """The tokens so far with a draft appended.
 
         Args:
@@ -248,9 +249,7 @@ def _drafted(generate: Callable[..., Any], state: Drafting) -> Callable[..., Any
     signature = inspect.signature(generate)
 
     @functools.wraps(generate)
-    def drafted(
-        *args: Any, draft: bool = True, draft_namespace: str | None = None, draft_private: bool = False, **kwargs: Any
-    ) -> Any:
+    def drafted(*args: Any, draft: bool = True, draft_namespace: str | None = None, draft_private: bool = False, **kwargs: Any) -> Any:
         call = None
         if draft:
             given = signature.bind_partial(*args, **kwargs).arguments
@@ -283,7 +282,7 @@ def _check_transformers() -> None:
     hook = getattr(GenerationMixin, _HOOK, None)
     known = hook is not None and set(inspect.signature(hook).parameters) >= _HOOK_PARAMETERS
     if not _OLDEST <= version < _TOO_NEW or not known or not hasattr(GenerationConfig(), "prompt_lookup_num_tokens"):
-        raise RuntimeError(f"transformers {version} is not known to draftd; it works with 4.57 and with 5, tested with 4.57.6 and 5.24.0")
+        raise RuntimeError(f"transformers {version} is not known to draftd; it works with 4.57 and with 5, tested with {_TESTED}")
 
 
 def _check_model(model: Any, drafter: Drafter) -> None:

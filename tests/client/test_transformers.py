@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import string
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -112,13 +113,12 @@ def right(plain: list[int]) -> Script:
     return lambda tokens: [*plain, *[1] * 40][len(tokens) :]
 
 
-def test_right_drafts_save_forward_passes_and_change_nothing(
-    model: Any, plain: list[int], right: Script, forwards: list[int]
-) -> None:
+def test_right_drafts_save_forward_passes_and_change_nothing(model: Any, plain: list[int], right: Script, forwards: list[int]) -> None:
     with ScriptedDrafter(right) as drafter, drafting(model, drafter) as state:
         assert generate(model) == plain
     generated = len(plain) - len(PROMPT)
     assert len(forwards) == -(-generated // (K + 1))
+    assert sum(forwards) == len(plain) - 1, "a token past the length limit was computed"
     assert (state.calls, state.undrafted_calls) == (1, 0)
     assert drafter.ended == [(plain, False)]
     assert drafter.stats.committed_tokens[0] == generated
@@ -142,13 +142,15 @@ def test_no_draft_changes_the_output(model: Any, plain: list[int], right: Script
     assert drafter.ended[0] == (plain, False)
 
 
-def test_generation_stops_at_an_end_token_inside_a_draft(model: Any, plain: list[int], right: Script) -> None:
+def test_generation_stops_at_an_end_token_inside_a_draft(model: Any, plain: list[int], right: Script, forwards: list[int]) -> None:
     for place in range(len(PROMPT) + 1, len(PROMPT) + 2 * K):
         for ends in (plain[place], [plain[place], 60]):
             expected = generate(model, eos_token_id=ends)
+            forwards.clear()
             with ScriptedDrafter(right) as drafter, drafting(model, drafter):
                 assert generate(model, eos_token_id=ends) == expected
             assert drafter.ended == [(expected, False)]
+            assert sum(forwards) == len(expected) - 1, "a token past the end was computed"
 
 
 class StopAtToken(StoppingCriteria):  # type: ignore[misc]
@@ -223,12 +225,33 @@ def test_threads_generate_at_the_same_time_and_those_without_a_row_without_draft
     prompts = [[i, 2 * i, 7] for i in range(1, 9)]
     expected = [generate(model, prompt) for prompt in prompts]
     answers = {tuple(tokens[:3]): tokens for tokens in expected}
-    with ScriptedDrafter(lambda tokens: answers[tuple(tokens[:3])][len(tokens) :]) as drafter, drafting(model, drafter) as state:
+
+    def script(tokens: list[int]) -> list[int]:
+        time.sleep(0.002)  # for another thread to come
+        return answers[tuple(tokens[:3])][len(tokens) :]
+
+    with ScriptedDrafter(script) as drafter, drafting(model, drafter) as state:
         with ThreadPoolExecutor(4) as threads:
             assert list(threads.map(lambda prompt: generate(model, prompt), prompts)) == expected
         assert state.calls + state.undrafted_calls == len(prompts)
         assert sorted(tokens for tokens, _ in drafter.ended) == sorted(t for t in expected if t in [e for e, _ in drafter.ended])
         assert len(drafter.ended) == state.calls >= 2
+
+
+def test_a_call_inside_a_call_has_a_row_of_its_own_or_none(model: Any, plain: list[int], right: Script) -> None:
+    other = make_model()
+    with ScriptedDrafter(right) as drafter, ScriptedDrafter(right) as others, drafting(model, drafter), drafting(other, others):
+        lookup: dict[str, Any] = {"prompt_lookup_num_tokens": 2, "eos_token_id": next(t for t in range(VOCAB_SIZE) if t not in plain)}
+
+        def nest(_: torch.Tensor) -> None:
+            assert generate(model, draft=False, **lookup) == plain
+            assert GenerationMixin.generate(other, torch.tensor([PROMPT]), max_length=20, **lookup)[0].tolist() == plain[:20]
+            assert generate(model) == plain
+            assert generate(other) == plain
+
+        assert generate(model, streamer=SimpleNamespace(put=nest, end=lambda: None), max_length=12) == plain[:12]
+    assert {tuple(tokens) for tokens, _ in drafter.ended} == {tuple(plain), tuple(plain[:12])}
+    assert {tuple(tokens) for tokens, _ in others.ended} == {tuple(plain)}
 
 
 def test_what_is_longer_than_a_row_goes_on_without_drafts(model: Any, plain: list[int], right: Script) -> None:
@@ -252,18 +275,22 @@ def test_beam_search_takes_no_drafts_and_is_counted(model: Any, right: Script) -
 def test_what_cannot_be_drafted_for_is_refused_with_the_way_out(model: Any, plain: list[int], right: Script) -> None:
     batch = torch.tensor([PROMPT, PROMPT])
     with ScriptedDrafter(right) as drafter, drafting(model, drafter):
-        with pytest.raises(ValueError, match="got 2 prompts.*draft=False"):
+        with pytest.raises(ValueError, match=r"got 2 prompts.*draft=False"):
             model.generate(batch, max_length=20)
         assert model.generate(batch, max_length=20, draft=False).tolist() == [plain[:20]] * 2
-        with pytest.raises(ValueError, match="assistant_model.*draft=False"):
+        with pytest.raises(ValueError, match=r"assistant_model.*draft=False"):
             generate(model, assistant_model=model)
-        assert generate(model, prompt_lookup_num_tokens=3, draft=False) == plain
+        assert generate(model, assistant_model=make_model(), draft=False) == plain
         with pytest.raises(ValueError, match="draft_namespace is 'other'; the drafter's are default"):
             generate(model, draft_namespace="other")
         with pytest.raises(ValueError, match="inside another"), drafting(model, drafter):
             pass
         assert generate(model) == plain
-    with ScriptedDrafter(right, vocab_size=50) as drafter, pytest.raises(ValueError, match="61 tokens.*made for 50"), drafting(model, drafter):
+    with (
+        ScriptedDrafter(right, vocab_size=50) as drafter,
+        pytest.raises(ValueError, match=r"61 tokens.*made for 50"),
+        drafting(model, drafter),
+    ):
         pass
     sharded = make_model()
     sharded._tp_size = 2

@@ -19,10 +19,10 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("client", "drafter", "proto", "server")
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "src", *PACKAGES)
 
-# Top-level modules of the [server] extra.
+# Top-level modules of the [server] and [transformers] extras.
 EXTRA = (
     "fastapi grpc_channelz grpc_health grpc_reflection prometheus_client psutil pydantic pydantic_settings rich starlette structlog "
-    "tokenizers typer uvicorn uvloop zstandard"
+    "tokenizers transformers typer uvicorn uvloop zstandard"
 )
 
 WITHOUT_EXTRA = f"""
@@ -35,7 +35,7 @@ for package in (draftd.client, draftd.drafter):
         try:
             importlib.import_module(module.name)
         except ModuleNotFoundError as error:
-            if error.name not in ("torch", "triton"):  # the GPU backend's, which an engine brings along
+            if error.name not in ("torch", "transformers", "triton"):  # which an engine brings along
                 raise
 print(draftd.client.__file__)
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -102,9 +103,9 @@ def test_b_needs_fewer_forward_passes_for_what_a_generated(
     other = Model()
     with attached(service, f"b-{transport}", **settings) as drafter, drafting(other.model, drafter):
         outputs, warm = other.all(PROMPTS)
-        accepted = drafter.stats.accepted.sum()
-        # What a step accepts is known when the next one begins; every step commits one token of the model's own.
-        assert accepted == sum(map(len, expected)) - warm
+        # Every step commits one token of the model's own; the one that ends an output may have been drafted, and is not shown to the model.
+        by_model = sum(map(len, expected)) - warm
+        assert by_model <= drafter.stats.accepted.sum() <= by_model + len(PROMPTS)
     assert outputs == expected
     print(f"{transport}: {sum(map(len, expected))} tokens; forward passes: {plain_forwards} plain, {cold} cold, {warm} on what A generated")
     assert cold < plain_forwards
@@ -142,9 +143,29 @@ def test_a_service_that_is_killed_while_generating_changes_no_output(
         with drafting(model.model, drafter):
             streamer = SimpleNamespace(put=killer(service), end=lambda: None)
             assert model.generate(PROMPTS[0], streamer=streamer) == expected[0]
+            # A mapped engine drafts on from the index as it was; it takes a heartbeat until it knows.
+            deadline = time.monotonic() + 60
+            while not drafter.stats.fail_opens.sum():
+                assert time.monotonic() < deadline
+                assert model.generate(PROMPTS[1]) == expected[1]
             service.start()
             assert drafter.wait_attached(60)
-            assert [model.generate(prompt) for prompt in PROMPTS[1:3]] == expected[1:3]
+            assert [model.generate(prompt) for prompt in PROMPTS[2:4]] == expected[2:4]
             assert drafter.wait_visible(60)
-        assert documents(service, "survivor")[-2:] == expected[1:3]
-        assert drafter.stats.fail_opens.sum() > 0
+        kept = documents(service, "survivor")
+        assert kept[-2:] == expected[2:4]
+        assert expected[0] in kept, "what ended without a service is delivered to the next one"
+
+
+def test_the_documentation_shows_what_works(model: Model, service: PrivateService, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "engines.md").read_text()
+    code = page.partition("## transformers")[2].partition("```python\n")[2].partition("```")[0]
+    prompt = {"input_ids": torch.tensor([PROMPTS[0]])}
+    methods = {"__call__": lambda self, text, return_tensors: prompt, "decode": lambda self, tokens: tokens.tolist()}
+    tokenizer = type("Words", (), methods)()
+    monkeypatch.setenv("DRAFTD_ENDPOINT", service.endpoint)
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda name: tokenizer)
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", lambda name: model.model)
+    shown: list[list[int]] = []
+    exec(code, {"print": shown.append})
+    assert shown == [PROMPTS[0] + model.generate(PROMPTS[0], max_new_tokens=200)]
