@@ -20,11 +20,11 @@ RUN pip wheel --no-deps --no-build-isolation --wheel-dir /dist .
 
 FROM wheel AS cpu-packages
 RUN python -m venv --without-pip /opt/draftd \
-    && pip --python /opt/draftd/bin/python install --constraint requirements.lock "$(ls /dist/draftd-*.whl)[server]"
+    && pip --python /opt/draftd/bin/python install --constraint requirements.lock "$(ls /dist/draftd-*.whl)[server,nats,otel]"
 
 FROM wheel AS cuda-packages
 RUN python -m venv --without-pip /opt/draftd \
-    && pip --python /opt/draftd/bin/python install --constraint requirements-cuda.lock "$(ls /dist/draftd-*.whl)[server,gpu]"
+    && pip --python /opt/draftd/bin/python install --constraint requirements-cuda.lock "$(ls /dist/draftd-*.whl)[server,gpu,nats,otel]"
 
 FROM ${PYTHON} AS runtime
 ARG REVISION=unknown

@@ -66,7 +66,7 @@ lock: $(STAMP) ## write both locks anew from pyproject.toml (newest releases; gR
 	    --no-annotate --quiet --constraint - pyproject.toml | grep -vE '^(cuda|nvidia)-'; } > requirements.lock.new
 	mv requirements.lock.new requirements.lock
 	{ sed -n '1p' requirements-cuda.lock; \
-	  $(BIN)/uv pip compile --python-version 3.12 --python-platform x86_64-manylinux_2_28 --extra server --extra gpu --extra otel --no-header \
+	  $(BIN)/uv pip compile --python-version 3.12 --python-platform x86_64-manylinux_2_28 --extra server --extra gpu --extra nats --extra otel --no-header \
 	    --no-annotate --quiet --constraint requirements.lock pyproject.toml; } > requirements-cuda.lock.new
 	mv requirements-cuda.lock.new requirements-cuda.lock
 

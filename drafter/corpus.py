@@ -29,7 +29,7 @@ from draftd.drafter.keeper import Keeper, KeptNamespace, UniqueClock
 from draftd.drafter.layout import BlockSpec, control_block_spec
 from draftd.drafter.namespace import Namespace
 from draftd.drafter.params import MAX_VOCAB, DraftParams
-from draftd.drafter.records import NamespaceInfo, RowContext, StoredDocument, check_document_id, check_tokens
+from draftd.drafter.records import Comparison, NamespaceInfo, RowContext, StoredDocument, check_document_id, check_tokens
 from draftd.drafter.refresh_cycle import RefreshCycle
 from draftd.drafter.segments import RefreshStat, Segments
 from draftd.drafter.shm import SharedBlock, ShmDir
@@ -102,8 +102,7 @@ class Corpus(RefreshCycle):
             namespace.segments.refresh()
             namespace.segments.wait_merged()
         row = np.arange(40, dtype=np.int32) % 16
-        for params in self._indexes.settings():
-            self._indexes.draft([row, row], [name, ""], params)
+        self._indexes.warm_up(name, row)
         self._indexes.remove(name)
         namespace.index.close()
 
@@ -320,6 +319,29 @@ class Corpus(RefreshCycle):
         self.refresh_soon()
         return generation, evicted
 
+    def raise_generation(self, name: str, generation: int, evict_before: int) -> bool:
+        """Brings a namespace to at least that generation, and has those below `evict_before` evicted; False if it was there already.
+
+        Raises:
+            NotFound: The namespace does not exist.
+        """
+        space = self._get(name)
+        with space.lock:
+            documents, segments = space.documents, space.segments
+            if generation <= documents.generation and evict_before <= segments.evict_before:
+                return False
+            documents.generation = max(documents.generation, generation)
+            documents.changed += 1
+            segments.evict_generations(evict_before)
+            self._tell(space)
+        self.refresh_soon()
+        return True
+
+    def kept(self, key: int) -> KeptNamespace | None:
+        """What a keeper was told of the namespace with that key; None if it is gone or asleep."""
+        with self._lock:
+            return next((space.kept() for space in self._namespaces.values() if space.documents.key == key), None)
+
     # -- documents -----------------------------------------------------------------------------------------------------------
 
     def ingest(
@@ -420,6 +442,32 @@ class Corpus(RefreshCycle):
             return [None] * len(documents)
         with space.lock:
             return [None if document.gone else space.tokens_of(document) for document in documents]
+
+    def committed_since(self, committed_us: int) -> list[tuple[int, Document]]:
+        """Committed documents that are whole and not older than that, with their namespace's key, oldest first."""
+        with self._lock:
+            spaces = list(self._namespaces.values())
+        found: list[tuple[int, Document]] = []
+        for space in spaces:
+            with space.lock:
+                found += [(space.documents.key, d) for d in space.documents.complete() if d.committed_us >= committed_us]
+        return sorted(found, key=lambda item: item[1].committed_us)
+
+    def compare(self, namespace: str, document_id: str, tokens: NDArray[np.int32]) -> Comparison:
+        """What the namespace holds under an id: nothing, a document in flight, these tokens, or others.
+
+        Of a document that is evicted in part only the length is compared.
+
+        Raises:
+            NotFound: The namespace does not exist.
+        """
+        space = self._get(namespace)
+        with space.lock:
+            document = space.documents.committed.get(document_id)
+            if document is None:
+                return Comparison.IN_FLIGHT if document_id in space.documents.open else Comparison.ABSENT
+            same = document.length == len(tokens) and (bool(document.gone) or np.array_equal(space.tokens_of(document), tokens))
+            return Comparison.SAME if same else Comparison.OTHER
 
     def document_count(self, namespace: str) -> int:
         """Committed documents of a namespace.

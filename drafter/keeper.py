@@ -47,6 +47,33 @@ class Keeper(Protocol):
         """Nothing is left of a committed document."""
 
 
+class Keepers:
+    """Several keepers as one: each is told of everything, in the order given."""
+
+    def __init__(self, *keepers: Keeper) -> None:
+        self._keepers = keepers
+
+    def namespace_changed(self, kept: KeptNamespace) -> None:
+        """See Keeper."""
+        for keeper in self._keepers:
+            keeper.namespace_changed(kept)
+
+    def namespace_dropped(self, key: int) -> None:
+        """See Keeper."""
+        for keeper in self._keepers:
+            keeper.namespace_dropped(key)
+
+    def committed(self, key: int, document: Document) -> None:
+        """See Keeper."""
+        for keeper in self._keepers:
+            keeper.committed(key, document)
+
+    def evicted(self, key: int, document: Document) -> None:
+        """See Keeper."""
+        for keeper in self._keepers:
+            keeper.evicted(key, document)
+
+
 class UniqueClock:
     """Unix time in microseconds that never repeats: each reading is above the one before. Thread-safe."""
 

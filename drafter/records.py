@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
@@ -38,6 +39,15 @@ class StoredDocument(NamedTuple):
     tokens: NDArray[np.int32]
     generation: int
     committed_us: int = 0
+
+
+class Comparison(Enum):
+    """What a namespace holds under a document's id, compared with some tokens."""
+
+    ABSENT = "absent"
+    IN_FLIGHT = "in flight"
+    SAME = "same"
+    OTHER = "other"
 
 
 class RowContext(NamedTuple):

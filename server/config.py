@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
 from draftd.drafter.params import MAX_DEPTH, MAX_K, DraftParams
-from draftd.server.replicate.settings import STREAM_NAME, servers_of
+from draftd.server.replicate.settings import NODE_NAME, STREAM_NAME, servers_of
 
 ENV_PREFIX = "DRAFTD_"
 OFF = "off"
@@ -191,7 +191,7 @@ class ServerConfig(BaseSettings):
         "Replication",
         "",
         "Name of this node in the stream, the same over restarts and different from that of every other. Empty: the host's.",
-        allowed="1 to 64 letters, digits and _ -, or empty",
+        allowed="at most 253 letters, digits and . _ -",
     )
     replicate_namespaces: str = _setting(
         "",
@@ -289,11 +289,18 @@ class ServerConfig(BaseSettings):
         servers_of(value)
         return value
 
-    @field_validator("replicate_stream", "node_name")
+    @field_validator("replicate_stream")
     @classmethod
-    def _name_in_nats(cls, value: str, info: ValidationInfo) -> str:
-        if not STREAM_NAME.fullmatch(value) and not (value == "" and info.field_name == "node_name"):
+    def _stream(cls, value: str) -> str:
+        if not STREAM_NAME.fullmatch(value):
             raise ValueError(f"{value!r} is not 1 to 64 letters, digits and _ -")
+        return value
+
+    @field_validator("node_name")
+    @classmethod
+    def _node(cls, value: str) -> str:
+        if not NODE_NAME.fullmatch(value):
+            raise ValueError(f"{value!r} is not at most 253 letters, digits and . _ -")
         return value
 
     @model_validator(mode="after")

@@ -7,6 +7,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from urllib.parse import quote, unquote
 
 import numpy as np
@@ -79,11 +80,13 @@ class Message:
         return hashed.hexdigest()
 
 
+@lru_cache(maxsize=4096)
 def subject_of(stream: str, namespace: str) -> str:
     """The subject of a namespace: one token after the stream's name, in which what NATS gives a meaning is written as =XX."""
     return f"{stream}.{''.join(c if _PLAIN.fullmatch(c) else f'={ord(c):02X}' for c in namespace)}"
 
 
+@lru_cache(maxsize=4096)
 def namespace_of(stream: str, subject: str) -> str:
     """The namespace of a subject; Refused if it is none."""
     token = subject.removeprefix(f"{stream}.")

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 import random
+import ssl
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ _CONNECT_S = 10.0
 _CALL_S = 5.0
 _PING_S = 3
 _FETCH = 64
+_GROUP = 8
 _FETCH_S = 5.0
 _ACK_EVERY_S = 0.05
 _ON_DISK_S = ACK_WAIT_S / 3
@@ -203,27 +205,38 @@ class Replicator:
 
     async def _receive(self, js: JetStreamContext, consumer: Consumer) -> None:
         subscription = await js.pull_subscribe_bind(consumer=consumer.name, stream=self._settings.stream)
-        while True:
-            try:
-                messages = await subscription.fetch(_FETCH, timeout=_FETCH_S)
-            except TimeoutError:
-                continue
-            for message in messages:
+        # The next messages come while these are taken.
+        coming = asyncio.create_task(subscription.fetch(_FETCH, timeout=_FETCH_S))
+        try:
+            while True:
                 try:
-                    about = message.metadata
-                except (nats.errors.Error, ValueError):
-                    # Somebody else writes to this connection's inbox.
-                    self.counts.refused["malformed"] += 1
-                    continue
-                again_s = await self._receiver.take(message.subject, message.headers, message.data, about.num_delivered)
-                self._lag = about.num_pending
-                if again_s != DONE:
-                    await message.nak(delay=again_s)
-                    continue
-                told = self._store.backlog.told if self._store else 0
-                self._unacked.append(_Unacked(message, told, time.monotonic()))
-                # Calls that wait for the event loop come between.
-                await asyncio.sleep(0)
+                    messages = await coming
+                except TimeoutError:
+                    messages = []
+                coming = asyncio.create_task(subscription.fetch(_FETCH, timeout=_FETCH_S))
+                for i, message in enumerate(messages):
+                    await self._take(message)
+                    if i % _GROUP == _GROUP - 1:
+                        # Calls that wait for the event loop come between.
+                        await asyncio.sleep(0)
+        finally:
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)
+
+    async def _take(self, message: Msg) -> None:
+        try:
+            about = message.metadata
+        except (nats.errors.Error, ValueError):
+            # Somebody else writes to this connection's inbox.
+            self.counts.refused["malformed"] += 1
+            return
+        again_s = await self._receiver.take(message.subject, message.headers, message.data, about.num_delivered)
+        self._lag = about.num_pending
+        if again_s != DONE:
+            await message.nak(delay=again_s)
+            return
+        told = self._store.backlog.told if self._store else 0
+        self._unacked.append(_Unacked(message, told, time.monotonic()))
 
     async def _acknowledge(self) -> None:
         """Acknowledges what was taken once it is on disk, or the disk refuses it: then drafting from it is all that can be had."""
@@ -272,6 +285,8 @@ class Replicator:
 
 def _said(error: Exception) -> str:
     """An error in words; those of Python's time-outs have none."""
+    if isinstance(error, ssl.SSLError):
+        return f"the server's certificate or TLS: {getattr(error, 'verify_message', '') or error.reason}"
     if isinstance(error, OSError) and not isinstance(error, TimeoutError):
         # Addresses are left out: the words are in /readyz, which everybody may read.
         return os.strerror(error.errno) if error.errno else type(error).__name__

@@ -21,7 +21,7 @@ from draftd.server.store.codec import Codec
 _BATCH_DOCUMENTS = 64
 _GROUP = 8
 """Documents that are packed at a time; calls that wait for the event loop come between."""
-_POLL_S = 0.05
+_POLL_S = 0.02
 _ACK_S = 10.0
 _MESSAGE_TOO_LARGE = 10054
 """JetStream's error for a message larger than the stream takes."""
@@ -62,7 +62,7 @@ class Sender:
         for i, message in enumerate(self._messages(batch)):
             subject, headers, body = packed(self._settings.stream, message, self._codec)
             try:
-                acks.append(await js.publish_async(subject, body, headers=headers, stream=self._settings.stream))
+                acks.append(await js.publish_async(subject, body, headers=headers))
             except MaxPayloadError:
                 self._counts.too_large += 1
             else:

@@ -8,6 +8,7 @@ import re
 import socket
 import ssl
 import tomllib
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 from draftd.server.security.files import FileRefused, read_private
 
 STREAM_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+NODE_NAME = re.compile(r"[A-Za-z0-9._-]{0,253}")
 _CREDENTIALS_BYTES = 64 * 1024
 _CREDENTIALS = ({"user", "password"}, {"token"})
 _SCHEMES = ("nats://", "tls://")
@@ -38,8 +40,11 @@ def servers_of(urls: str) -> list[str]:
 
 
 def node_name(configured: str) -> str:
-    """The configured name, or that of the host in the characters that NATS takes."""
-    return configured or re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:64] or "node"
+    """The configured name, or that of the host, in the characters and the length that NATS takes."""
+    given = configured or socket.gethostname() or "node"
+    name = re.sub(r"[^A-Za-z0-9_-]", "-", given)
+    # What tells long names apart is often at their end.
+    return name if len(name) <= 64 else f"{name[:55]}-{zlib.crc32(given.encode()):08x}"
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,10 @@ class ReplicationSettings:
     def wants(self, namespace: str) -> bool:
         """A namespace of that name is replicated."""
         return not self.namespaces or any(fnmatch.fnmatchcase(namespace, pattern) for pattern in self.namespaces)
+
+    def exact_namespaces(self) -> list[str]:
+        """The namespaces to share where they are all given by name: then NATS sends no others."""
+        return [] if any(set(pattern) & set("*?[") for pattern in self.namespaces) else list(self.namespaces)
 
     def secrets(self) -> Mapping[str, str]:
         """`user` and `password`, or `token`; empty without a file.

@@ -12,7 +12,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, DiscardPolicy,
 from nats.js.errors import BadRequestError, NotFoundError
 
 from draftd.drafter.errors import DraftdError
-from draftd.server.replicate.message import Refused, namespace_of
+from draftd.server.replicate.message import Refused, namespace_of, subject_of
 from draftd.server.replicate.settings import ReplicationSettings
 
 log = structlog.get_logger()
@@ -101,6 +101,7 @@ async def open_consumer(
         ack_policy=AckPolicy.EXPLICIT,
         ack_wait=ACK_WAIT_S,
         max_ack_pending=MAX_UNACKED,
+        filter_subjects=[subject_of(settings.stream, name) for name in settings.exact_namespaces()] or None,
         inactive_threshold=max(settings.max_age_s, 3600.0) if settings.max_age_s else _CONSUMER_LIFE_S,
     )
     try:

@@ -15,6 +15,7 @@ from bench.footprint import Footprint
 from bench.hostile_calls import HostileCalls, methods, path
 from bench.machine import report
 from bench.rpc import padded_check
+from bench.scaling import Load, Measured, cost, table
 from bench.workload import VOCABULARY, make
 from draftd.proto.draftd.v1 import draftd_pb2 as pb
 
@@ -22,7 +23,7 @@ BENCH = Path(__file__).parents[2] / "bench"
 
 
 def test_every_benchmark_is_run_by_name() -> None:
-    parts = {"__main__", "__init__", "machine", "workload", "service", "footprint", "hostile_calls"}
+    parts = {"__main__", "__init__", "machine", "workload", "service", "footprint", "hostile_calls", "scaling"}
     assert {path.stem for path in BENCH.glob("*.py")} - parts == {*runner.NAMES, *runner.GPU_NAMES, *runner.LONG_NAMES}
     assert all(callable(importlib.import_module(f"bench.{name}").main) for name in (*runner.NAMES, *runner.LONG_NAMES))
 
@@ -84,3 +85,28 @@ def test_hostile_calls_repeat_and_name_every_method() -> None:
     assert calls == [next(other) for _ in range(500)]
     assert {call.path for call in calls} >= {path(method) for method in methods(pb)}
     assert all(len(call.messages) == 1 for call in calls if not call.client_streams)
+
+
+def test_plan_of_many_nodes_is_what_its_arithmetic_gives() -> None:
+    page = (BENCH.parent / "docs/scaling.md").read_text()
+    assert table() in page
+    # What the text says of it.
+    thousand, cell = cost(Load(1000)), cost(Load(50))
+    assert cost(Load(1000, quota_tokens=2**28)).corpus_s / 60 == pytest.approx(4.5, abs=0.05)
+    assert cost(Load(64)).corpus_s == pytest.approx(60, rel=0.1)
+    assert 0.07 < cost(Load(150)).node_cores <= 0.1
+    assert cost(Load(600)).nats_out_bytes_per_s == pytest.approx(1e9, rel=0.1)
+    assert cell.documents_per_s == 100
+    assert 20 * cell.nats_out_bytes_per_s / 1e6 == pytest.approx(130, abs=0.5)
+    assert thousand.documents_per_s * 120 * 100 / 1e6 == pytest.approx(24)
+
+
+def test_cost_of_nodes_grows_as_it_must() -> None:
+    one, twice = cost(Load(10)), cost(Load(20))
+    assert twice.node_in_bytes_per_s == pytest.approx(2 * one.node_in_bytes_per_s)
+    assert twice.nats_out_bytes_per_s == pytest.approx(4 * one.nats_out_bytes_per_s)
+    assert twice.corpus_s == pytest.approx(one.corpus_s / 2)
+    m = Measured()
+    for tokens, stored, cpu in ((75.3, 461, 170), (527.3, 1133, 275)):
+        assert m.stored_bytes + m.stored_bytes_per_token * tokens == pytest.approx(stored, rel=0.02)
+        assert m.take_us + m.take_us_per_token * tokens == pytest.approx(cpu, rel=0.06)

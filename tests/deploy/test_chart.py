@@ -32,6 +32,18 @@ CASES: dict[str, dict[str, Any]] = {
     "sidecar-cpu": {"mode": "sidecar", "engine": {"image": "engine:1"}, "replicas": 2, "data": {"type": "emptyDir"}, **MONITORED},
     "sidecar-claim": {"mode": "sidecar", "engine": {"image": "engine:1"}, "data": {"type": "claim", "claim": "corpus"}},
     "bare": {"prepareHostPaths": {"enabled": False}, "networkPolicy": {"metricsFrom": []}, "config": None},
+    "replicated": {"replicate": {"servers": "nats://nats.nats:4222", "namespaces": "team-*"}},
+    "replicated-sidecar": {
+        "mode": "sidecar",
+        "engine": {"image": "engine:1"},
+        "replicate": {
+            "servers": "tls://a:4222, tls://b:4222",
+            "secretName": "nats",
+            "credentials": True,
+            "ca": True,
+            "clientCertificate": True,
+        },
+    },
     "settings": {"config": {"draft_min_token_prob": 0.25, "http_docs": True, "log_level": "debug", "quota_tokens": 268_435_456}},
 }
 CASES |= {path.stem: yaml.safe_load(path.read_text()) for path in sorted((ROOT / "deploy/helm/examples").glob("*.yaml"))}
@@ -70,7 +82,7 @@ def _mounts(container: dict[str, Any]) -> dict[str, str]:
 
 
 def _environment(container: dict[str, Any]) -> dict[str, str]:
-    return {variable["name"]: variable["value"] for variable in container.get("env", [])}
+    return {variable["name"]: variable["value"] for variable in container.get("env", []) if "value" in variable}
 
 
 def _settings(case: str) -> dict[str, Any]:
@@ -150,6 +162,10 @@ def test_every_value_is_in_the_schema() -> None:
         ({"config": {"quota_tokens": [1]}}, "/config/quota_tokens"),
         ({"shm": {"hostPath": "/var/tmp/draftd"}}, "/shm/hostPath"),
         ({"image": {"digest": "sha256:abc"}}, "/image/digest"),
+        ({"replicate": {"servers": "nats://user:password@a:4222"}}, "/replicate/servers"),
+        ({"replicate": {"servers": "nats://a:4222", "secretName": "s", "ca": True}}, "/replicate/servers"),
+        ({"replicate": {"servers": "nats://a:4222", "credentials": True}}, "/replicate/secretName"),
+        ({"config": {"replicate": "nats://a:4222"}}, "invalid propertyName 'replicate'"),
         ({"unknown": True}, "unknown"),
     ],
 )
@@ -169,9 +185,16 @@ def test_the_service_takes_the_settings(case: str, tmp_path: Path) -> None:
     assert loaded.config.http == f"0.0.0.0:{_containers(case)['draftd']['ports'][0]['containerPort']}"
     assert set(_environment(_containers(case)["draftd"])) - {"NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"} == {"DRAFTD_CONFIG"}
     mounted = _mounts(_containers(case)["draftd"])
-    files = [getattr(loaded.config, name) for name in ("tls_cert", "tls_key", "tls_client_ca", "token_file")]
+    of_nats = ("replicate_credentials", "replicate_tls_ca", "replicate_tls_cert", "replicate_tls_key")
+    files = [getattr(loaded.config, name) for name in ("tls_cert", "tls_key", "tls_client_ca", "token_file", *of_nats)]
     assert all(str(path.parent) in mounted for path in files if path)
-    assert len([path for path in files if path]) == (4 if case == "tls" else 0)
+    assert len([path for path in files if path]) == (4 if case in ("tls", "replicated-sidecar") else 0)
+
+
+@pytest.mark.parametrize(("case", "field"), [("replicated", "spec.nodeName"), ("replicated-sidecar", "metadata.name")])
+def test_node_has_a_name_in_the_stream_that_is_its_own(case: str, field: str) -> None:
+    (name,) = [variable for variable in _containers(case)["draftd"]["env"] if variable["name"] == "DRAFTD_NODE_NAME"]
+    assert name["valueFrom"]["fieldRef"]["fieldPath"] == field
 
 
 def _is_prepared(case: str, volume: str) -> bool:

@@ -93,7 +93,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, set
     token_file = directory / "tokens.toml"
     token_file.write_text(f'[tokens.scraper]\nsha256 = "{hash_of(token)}"\nrights = ["read"]\nnamespaces = ["*"]\n')
     token_file.chmod(0o600)
-    running = RunningService(data_dir=directory / "store", token_file=token_file)
+    # Nobody answers there: what is exported of replication is there all the same.
+    running = RunningService(data_dir=directory / "store", token_file=token_file, replicate="nats://127.0.0.1:9")
 
     def scrape() -> str:
         url = f"http://127.0.0.1:{running.service.http_port}/metrics"

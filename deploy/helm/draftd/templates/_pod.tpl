@@ -54,6 +54,13 @@ args: [serve]
 env:
   - name: DRAFTD_CONFIG
     value: /etc/draftd/draftd.toml
+  {{- if .Values.replicate.servers }}
+  # NATS keeps for each name what it has read.
+  - name: DRAFTD_NODE_NAME
+    valueFrom:
+      fieldRef:
+        fieldPath: {{ ternary "spec.nodeName" "metadata.name" (eq .Values.mode "daemonset") }}
+  {{- end }}
   {{- if and .Values.gpu.enabled (eq .Values.mode "daemonset") }}
   - name: NVIDIA_VISIBLE_DEVICES
     value: {{ .Values.gpu.visibleDevices | quote }}
@@ -120,6 +127,11 @@ volumeMounts:
     mountPath: /etc/draftd-tokens
     readOnly: true
   {{- end }}
+  {{- if .Values.replicate.secretName }}
+  - name: nats
+    mountPath: /etc/draftd-nats
+    readOnly: true
+  {{- end }}
   {{- if ne .Values.data.type "none" }}
   - name: data
     mountPath: /var/lib/draftd
@@ -147,6 +159,12 @@ volumeMounts:
 {{- end }}
 {{- with .Values.tokens.secretName }}
 - name: tokens
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+{{- end }}
+{{- with .Values.replicate.secretName }}
+- name: nats
   secret:
     secretName: {{ . }}
     defaultMode: 0440
