@@ -10,7 +10,8 @@ from pathlib import Path
 from draftd.drafter.errors import InvalidArgument
 from draftd.drafter.params import MAX_DEPTH
 
-_DEVICE = re.compile(r"cpu|cuda(:[0-9]{1,3})?")
+DEVICE = re.compile(r"cpu|cuda(:[0-9]{1,3})?")
+"""Where the indexes may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class CorpusConfig:
             value = getattr(self, name)
             if not low <= value <= high:
                 raise InvalidArgument(f"{name} is {value}; it must be in [{low}, {high}]", name)
-        if not _DEVICE.fullmatch(self.device):
+        if not DEVICE.fullmatch(self.device):
             raise InvalidArgument(f"device is {self.device!r}; it must be cpu, cuda or cuda:N", "device")
         low, high = 8 * self.depth, 2**31 - 2 - self.depth
         for pattern, quota in self.quotas:

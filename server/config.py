@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
+from draftd.drafter.corpus_config import DEVICE
 from draftd.drafter.params import MAX_DEPTH, MAX_K, DraftParams
 from draftd.server.replicate.settings import NODE_NAME, STREAM_NAME, servers_of
 
@@ -97,7 +98,6 @@ class ServerConfig(BaseSettings):
         "",
         "Where the indexes are and drafting happens. A GPU needs PyTorch and Triton: pip install draftd[gpu].",
         allowed="cpu, cuda, or cuda:N",
-        pattern=r"^(cpu|cuda(:[0-9]{1,3})?)$",
     )
     device_memory: int = _setting(
         1024,
@@ -265,6 +265,13 @@ class ServerConfig(BaseSettings):
     log_format: Literal["auto", "console", "json"] = _setting(
         "auto", "Operation", "", "Log format on standard error; auto is console on a terminal, else json."
     )
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, value: str) -> str:
+        if not DEVICE.fullmatch(value):
+            raise ValueError(f"{value!r} is not known; it must be cpu, cuda or cuda:N")
+        return value
 
     @field_validator("listen", "http")
     @classmethod

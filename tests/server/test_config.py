@@ -58,6 +58,7 @@ def test_command_shows_values_with_their_sources(tmp_path: Path) -> None:
         ({"listen": "127.0.0.1:1", "tls_cert": "c"}, "needs tls_cert and tls_key"),
         ({"listen": "no-port", "insecure": True}, "is not host:port"),
         ({"http": "1.2.3.4:70000"}, "is not host:port"),
+        ({"device": "gpu"}, "device (from flag): 'gpu' is not known; it must be cpu, cuda or cuda:N"),
         ({"socket": "off"}, "no gRPC endpoint"),
         ({"socket": "/" + "x" * 100}, "more than 100 bytes"),
         ({"max_k": 8}, "draft_k: 16 is above max_k=8"),
