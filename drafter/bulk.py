@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from draftd.drafter.documents import Documents
+from draftd.drafter.documents import LEAD_TOKENS, Documents
 from draftd.drafter.index import MAIN, IndexArrays, MainMerge
 from draftd.drafter.records import StoredDocument
 
@@ -30,7 +30,7 @@ def load(index: IndexArrays, documents: Documents, newest_first: Iterable[Stored
     for stored in newest_first:
         if stored.document_id in taken:
             continue
-        size = sum(tokens + 1 for _, tokens, _ in _cuts(len(stored.tokens), max_piece, index.depth))
+        size = sum(lead + tokens + 2 for _, tokens, _, lead in _cuts(len(stored.tokens), max_piece, index.depth))
         if size > index.ring:
             continue
         if used + size > index.ring:
@@ -44,10 +44,12 @@ def load(index: IndexArrays, documents: Documents, newest_first: Iterable[Stored
     at = 0
     for stored in reversed(taken.values()):
         document = documents.restore(stored)
-        for offset, tokens, indexed in _cuts(document.length, max_piece, index.depth):
+        for offset, tokens, indexed, lead in _cuts(document.length, max_piece, index.depth):
+            text[at : at + lead] = stored.tokens[offset - lead : offset]
+            at += lead + 1
             text[at : at + tokens] = stored.tokens[offset : offset + tokens]
             is_suffix[at : at + indexed] = True
-            documents.reserve(document, offset, at, tokens + 1, indexed)
+            documents.reserve(document, offset, at, tokens + 1, indexed, lead + 1)
             at += tokens + 1
     index.write_text(0, text)
     positions = np.flatnonzero(is_suffix).astype(np.int32)
@@ -56,11 +58,14 @@ def load(index: IndexArrays, documents: Documents, newest_first: Iterable[Stored
     return used
 
 
-def _cuts(length: int, max_piece: int, depth: int) -> Iterator[tuple[int, int, int]]:
-    """The pieces of a document: offset, tokens, and how many of them are suffixes; each piece but the last overlaps the next by `depth`."""
+def _cuts(length: int, max_piece: int, depth: int) -> Iterator[tuple[int, int, int, int]]:
+    """The pieces of a document: offset, tokens, how many of them are suffixes, and tokens of lead.
+
+    Each piece but the last overlaps the next by `depth`.
+    """
     offset = 0
     while offset < length:
         tokens = min(length - offset, max_piece)
         indexed = tokens if offset + tokens == length else tokens - depth
-        yield offset, tokens, indexed
+        yield offset, tokens, indexed, min(offset, LEAD_TOKENS)
         offset += indexed

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from draftd.drafter import rowpoll
 from draftd.drafter.corpus_config import CorpusConfig
-from draftd.drafter.documents import Document, Documents, IngestResult
+from draftd.drafter.documents import NO_TOKENS, Document, Documents, IngestResult
 from draftd.drafter.drafts import Drafts
 from draftd.drafter.epochs import Epochs
 from draftd.drafter.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
@@ -345,7 +345,14 @@ class Corpus(RefreshCycle):
     # -- documents -----------------------------------------------------------------------------------------------------------
 
     def ingest(
-        self, namespace: str, document_id: str, offset: int, tokens: NDArray[np.int32], complete: bool, owner: str = ""
+        self,
+        namespace: str,
+        document_id: str,
+        offset: int,
+        tokens: NDArray[np.int32],
+        complete: bool,
+        owner: str = "",
+        lead: NDArray[np.int32] = NO_TOKENS,
     ) -> IngestResult:
         """Appends generated tokens to a document, which is opened at offset 0. Idempotent by document id and offset.
 
@@ -353,6 +360,7 @@ class Corpus(RefreshCycle):
             tokens: int32 [n].
             complete: The document ends with these tokens and is committed.
             owner: The attachment that opens it; only it may append.
+            lead: int32 [m] in the vocabulary; what stands before the document, if it is opened: the prompt, of which the end counts.
 
         Raises:
             NotFound: The namespace does not exist.
@@ -365,7 +373,7 @@ class Corpus(RefreshCycle):
         if offset < 0:
             raise InvalidArgument(f"offset is {offset}; it must be at least 0", "offset")
         with space.lock:
-            result = space.documents.ingest(document_id, offset, tokens, complete, owner)
+            result = space.documents.ingest(document_id, offset, tokens, complete, owner, lead=lead)
             if result.kept_tokens:
                 space.arrivals.append(time.perf_counter())
         return result
@@ -581,16 +589,25 @@ class Corpus(RefreshCycle):
         return self._blocks[attachment_id].errors
 
     def _ingest_polled(
-        self, namespace: str, document_id: str, offset: int, tokens: NDArray[np.int32], state: rowpoll.Take, owner: str, seen: float
+        self,
+        namespace: str,
+        document_id: str,
+        offset: int,
+        lead: NDArray[np.int32],
+        tokens: NDArray[np.int32],
+        state: rowpoll.Take,
+        owner: str,
+        seen: float,
     ) -> None:
         space = self._get(namespace)
+        check_tokens(lead, space.vocab_size)
         check_tokens(tokens, space.vocab_size)
         with space.lock:
             if state is rowpoll.Take.DISCARD:
                 if document_id in space.documents.open:
                     space.documents.discard(document_id, owner)
                 return
-            result = space.documents.ingest(document_id, offset, tokens, state is rowpoll.Take.COMMIT, owner)
+            result = space.documents.ingest(document_id, offset, tokens, state is rowpoll.Take.COMMIT, owner, lead=lead)
             if result.kept_tokens:
                 space.arrivals.append(seen)
 

@@ -16,7 +16,9 @@ from draftd.drafter.errors import FailedPrecondition, InvalidArgument, NotFound
 from draftd.drafter.keeper import Keeper, UniqueClock
 from draftd.drafter.records import StoredDocument
 
-_EMPTY: NDArray[np.int32] = np.empty(0, np.int32)
+NO_TOKENS: NDArray[np.int32] = np.empty(0, np.int32)
+LEAD_TOKENS = 8
+"""Tokens before a stretch of a document that are kept beside it, so that what follows its first tokens has some context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class Document:
     Attributes:
         placed: Tokens whose suffixes are in the ring's segments; the rest is in `live`.
         buffer: int32 [capacity]; its tokens, until all are placed.
+        lead: int32 [<= LEAD_TOKENS]; what stands before its first token that is not placed: the end of the prompt, or of what is placed.
         length: Tokens in all.
         released: Tokens that have left the buffer; the ring has them.
         gone: Tokens that were evicted.
@@ -45,7 +48,8 @@ class Document:
     id: str
     owner: str
     generation: int
-    buffer: NDArray[np.int32] = field(default_factory=lambda: _EMPTY)
+    buffer: NDArray[np.int32] = field(default_factory=lambda: NO_TOKENS)
+    lead: NDArray[np.int32] = field(default_factory=lambda: NO_TOKENS)
     length: int = 0
     placed: int = 0
     released: int = 0
@@ -68,10 +72,14 @@ class Document:
         """int32 [stop - start]; tokens that are still in the buffer (start >= released)."""
         return self.buffer[start - self.released : stop - self.released]
 
+    def lead_of(self, offset: int) -> NDArray[np.int32]:
+        """int32 [<= LEAD_TOKENS]; what stands before a token that is not placed."""
+        return self.lead if offset == self.placed else self.tokens(max(self.placed, offset - LEAD_TOKENS), offset)
+
     def release(self, keep_from: int) -> None:
         """Drops the buffer's tokens before `keep_from`."""
         if keep_from == self.length and self.committed:
-            self.buffer, self.released = _EMPTY, keep_from
+            self.buffer, self.released = NO_TOKENS, keep_from
         elif keep_from > self.released:
             self.buffer = self.buffer[keep_from - self.released : self.length - self.released].copy()
             self.released = keep_from
@@ -79,13 +87,17 @@ class Document:
 
 @dataclass(slots=True)
 class Piece:
-    """A stretch of a document in the ring: its text from `offset` on, of which the first `indexed` suffixes belong to it."""
+    """A stretch of a document in the ring: its text from `offset` on, of which the first `indexed` suffixes belong to it.
+
+    Before `start` are `lead` elements more: what stands before the text in its document, and a separator. No suffix starts there.
+    """
 
     document: Document
     offset: int
     start: int
     size: int
     indexed: int
+    lead: int
 
 
 class Documents:
@@ -114,9 +126,16 @@ class Documents:
         self.evicted_tokens = 0
 
     def ingest(
-        self, document_id: str, offset: int, tokens: NDArray[np.int32], complete: bool, owner: str, generation: int | None = None
+        self,
+        document_id: str,
+        offset: int,
+        tokens: NDArray[np.int32],
+        complete: bool,
+        owner: str,
+        generation: int | None = None,
+        lead: NDArray[np.int32] = NO_TOKENS,
     ) -> IngestResult:
-        """Adds tokens to a document, which is opened at offset 0, in `generation` or the current one.
+        """Adds tokens to a document, which is opened at offset 0, in `generation` or the current one, with what stands before it.
 
         Raises:
             InvalidArgument: A gap before `offset`.
@@ -134,7 +153,7 @@ class Documents:
         if document is None:
             if offset != 0:
                 raise InvalidArgument(f"offset is {offset}; document_id {document_id!r} is not known, so it must be 0", "offset")
-            document = Document(document_id, owner, self.generation if generation is None else generation)
+            document = Document(document_id, owner, self.generation if generation is None else generation, lead=lead[-LEAD_TOKENS:])
             self.open[document_id] = document
         elif document.owner != owner:
             raise FailedPrecondition(f"document_id {document_id!r} was opened by another attachment", "document_id")
@@ -203,9 +222,9 @@ class Documents:
         """Ids of the open documents of an attachment."""
         return [d.id for d in self.open.values() if d.owner == owner]
 
-    def reserve(self, document: Document, offset: int, start: int, size: int, indexed: int) -> Piece:
-        """Notes that the ring holds `size` elements of text (separator included) of the document from `offset` on."""
-        piece = Piece(document, offset, start, size, indexed)
+    def reserve(self, document: Document, offset: int, start: int, size: int, indexed: int, lead: int) -> Piece:
+        """Notes that the ring holds `size` elements of text (separator included) of the document from `offset` on, `lead` before them."""
+        piece = Piece(document, offset, start, size, indexed, lead)
         self.pieces.append(piece)
         document.pieces += (piece,)
         return piece
@@ -220,7 +239,9 @@ class Documents:
         """Notes that the piece's suffixes are in the ring's segments."""
         document = piece.document
         self.indexed_tokens += piece.indexed
-        document.placed = piece.offset + piece.indexed
+        placed = piece.offset + piece.indexed
+        document.lead = document.tokens(max(document.released, placed - LEAD_TOKENS), placed).copy()
+        document.placed = placed
         document.release(document.placed)
         if document.committed and document.placed == document.length:
             self.pending.pop(document.id, None)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftd.drafter import layout
+from draftd.drafter.documents import LEAD_TOKENS
 from draftd.drafter.errors import DraftdError
 from draftd.drafter.layout import row_block_spec
 from draftd.drafter.ops.intrinsics import observe, publish
@@ -37,8 +38,8 @@ class Seen(NamedTuple):
     drained: bool
 
 
-Ingest = Callable[[str, str, int, NDArray[np.int32], Take, str, float], None]
-"""(namespace, document id, offset, tokens, what to do, owner, when they came)"""
+Ingest = Callable[[str, str, int, NDArray[np.int32], NDArray[np.int32], Take, str, float], None]
+"""(namespace, document id, offset, what stands before the document, tokens, what to do, owner, when they came)"""
 
 
 class PolledRows:
@@ -88,6 +89,7 @@ class PolledRows:
         document_id = bytes(self.rows.document_ids[slot, : max(0, id_length)])
         fits = 0 <= prompt <= start <= length <= self.rows.max_length
         tokens = self.rows.tokens[slot, start:length].copy() if fits else np.empty(0, np.int32)
+        lead = self.rows.tokens[slot, max(0, prompt - LEAD_TOKENS) : prompt].copy() if fits else tokens
         if int(observe(words, layout.SLOT_GENERATION)) != generation:
             return None  # The engine has reused the slot meanwhile; the next poll takes what it holds then.
         self._taken[slot] = (generation, length, state)
@@ -97,7 +99,7 @@ class PolledRows:
             try:
                 if not fits or namespace >= len(self.namespaces) or not 1 <= id_length <= layout.MAX_DOCUMENT_ID_BYTES:
                     raise ValueError("slot is not well-formed")
-                ingest(self.namespaces[namespace], document_id.decode(), start - prompt, tokens, take, self._owner, arrived)
+                ingest(self.namespaces[namespace], document_id.decode(), start - prompt, lead, tokens, take, self._owner, arrived)
             except (DraftdError, ValueError):
                 self.errors += 1
                 self._refused[slot] = generation

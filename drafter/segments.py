@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftd.drafter.bulk import load
-from draftd.drafter.documents import Document, Documents, Piece
+from draftd.drafter.documents import LEAD_TOKENS, Document, Documents, Piece
 from draftd.drafter.index import MAIN, RECENT, IndexArrays, MainMerge, Version
 from draftd.drafter.records import StoredDocument
 
@@ -52,12 +52,21 @@ class Span(NamedTuple):
 
 @dataclass(slots=True)
 class _Slice:
-    """Text to place: tokens of a document from `offset` on, of which the first `indexed` positions become suffixes."""
+    """Text to place: tokens of a document from `offset` on, of which the first `indexed` positions become suffixes.
+
+    `lead` is what stands before them: context of suffixes in the text, in which no suffix starts itself.
+    """
 
     document: Document
     offset: int
     tokens: NDArray[np.int32]
     indexed: int
+    lead: NDArray[np.int32]
+
+    @property
+    def size(self) -> int:
+        """Elements of the ring that it takes: lead, separator, tokens, separator."""
+        return len(self.lead) + len(self.tokens) + 2
 
 
 @dataclass(slots=True)
@@ -204,7 +213,7 @@ class Segments:
         finished = grown = waiting = 0
         for document in self.documents.pending.values():
             rest = document.length - document.placed
-            waiting += rest + 1
+            waiting += len(document.lead) + rest + 2
             if document.committed:
                 finished += rest
             elif rest - depth >= PLACE_OPEN_TOKENS:
@@ -213,7 +222,7 @@ class Segments:
         if not crowded and finished + grown < min(PLACE_BATCH_TOKENS, self.index.live_capacity // 4, self.index.ring // 8):
             return []
         slices: list[_Slice] = []
-        budget = max(self.index.ring // 4, 2 * self._max_piece)
+        budget = max(self.index.ring // 4, 2 * self._max_piece, self._max_piece + LEAD_TOKENS + 2)
         if self._merge is not None:
             budget = min(budget, self.index.recent_capacity // 2)
         for document in self.documents.pending.values():
@@ -227,15 +236,16 @@ class Segments:
                 indexed = size if whole else size - depth
                 if indexed <= 0:
                     break
-                budget -= size + 1
+                lead = document.lead_of(offset).copy()
+                budget -= len(lead) + size + 2
                 if budget < 0:
                     return slices
-                slices.append(_Slice(document, offset, document.tokens(offset, offset + size).copy(), indexed))
+                slices.append(_Slice(document, offset, document.tokens(offset, offset + size).copy(), indexed, lead))
                 offset += indexed
         return slices
 
     def _live_text(self) -> tuple[NDArray[np.int32], NDArray[np.int32], list[Span]]:
-        """The text that is not placed, each document followed by a separator; where its suffixes start; whose it is."""
+        """The text that is not placed, as _Slice lays it out; where its suffixes start; whose it is."""
         parts: list[NDArray[np.int32]] = []
         positions: list[NDArray[np.int32]] = []
         spans: list[Span] = []
@@ -244,13 +254,14 @@ class Segments:
             rest = document.length - document.placed
             if rest == 0:
                 continue
-            if at + rest + 1 > self.index.live_capacity:
+            start = at + len(document.lead) + 1
+            if start + rest + 1 > self.index.live_capacity:
                 self.live_overflows += 1
                 continue
-            parts += [document.tokens(document.placed, document.length), _SEPARATOR_TEXT]
-            positions.append(np.arange(at, at + rest, dtype=np.int32))
-            spans.append(Span(at, document, document.placed))
-            at += rest + 1
+            parts += [document.lead, _SEPARATOR_TEXT, document.tokens(document.placed, document.length), _SEPARATOR_TEXT]
+            positions.append(np.arange(start, start + rest, dtype=np.int32))
+            spans.append(Span(start, document, document.placed))
+            at = start + rest + 1
         if not parts:
             return _SEPARATOR_TEXT, np.empty(0, np.int32), spans
         return np.concatenate(parts), np.concatenate(positions), spans
@@ -265,7 +276,7 @@ class Segments:
         """Elements of the ring that the slices take from its head on, what is skipped at its end included."""
         head, taken = self._head, 0
         for piece in slices:
-            size = len(piece.tokens) + 1
+            size = piece.size
             skipped = self.index.ring - head if head + size > self.index.ring else 0
             taken += skipped + size
             head = (head + skipped + size) % self.index.ring
@@ -278,22 +289,24 @@ class Segments:
         # Text of neighbours goes there in one piece.
         runs: list[tuple[int, list[NDArray[np.int32]]]] = []
         for piece in slices:
-            size = len(piece.tokens) + 1
+            size = piece.size
             head = (self.index.current.ring_start + used) % ring
             if head + size > ring:
                 used += ring - head
                 head = 0
             if not runs or head == 0:
                 runs.append((head, []))
-            runs[-1][1].extend((piece.tokens, _SEPARATOR_TEXT))
-            starts.append(head)
+            runs[-1][1].extend((piece.lead, _SEPARATOR_TEXT, piece.tokens, _SEPARATOR_TEXT))
+            starts.append(head + len(piece.lead) + 1)
             used += size
         for start, parts in runs:
             self.index.write_text(start, np.concatenate(parts))
         self._used = used
         with self._lock:
             placed = zip(slices, starts, strict=True)
-            return [self.documents.reserve(s.document, s.offset, start, len(s.tokens) + 1, s.indexed) for s, start in placed]
+            return [
+                self.documents.reserve(s.document, s.offset, start, len(s.tokens) + 1, s.indexed, len(s.lead) + 1) for s, start in placed
+            ]
 
     def _fits(self, slices: list[_Slice]) -> bool:
         """The slices fit the ring, and `recent` without a merge."""
@@ -360,7 +373,8 @@ class Segments:
             return 0
         if pieces == len(self.documents.pieces):
             return self._used
-        return (self.documents.pieces[pieces].start - self.index.current.ring_start) % self.index.ring
+        first = self.documents.pieces[pieces]
+        return (first.start - first.lead - self.index.current.ring_start) % self.index.ring
 
     def _run_merge(self, job: _Merge) -> _Merge:
         started = time.perf_counter()

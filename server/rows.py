@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftd.drafter.corpus import Corpus
-from draftd.drafter.documents import IngestResult
+from draftd.drafter.documents import LEAD_TOKENS, IngestResult
 from draftd.drafter.drafts import Drafts
 from draftd.drafter.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from draftd.drafter.layout import MAX_DOCUMENT_ID_BYTES
@@ -262,7 +262,8 @@ class ServedRows:
         kept = 0
         if not row.lost:
             try:
-                kept = self._corpus.ingest(row.namespace, row.document_id, row.kept, output, False, self._owner).kept_tokens
+                lead = row.buffer[max(0, row.prompt_length - LEAD_TOKENS) : row.prompt_length]
+                kept = self._corpus.ingest(row.namespace, row.document_id, row.kept, output, False, self._owner, lead).kept_tokens
             except FailedPrecondition as error:
                 row.refusal = error
                 return 0

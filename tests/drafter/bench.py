@@ -232,7 +232,8 @@ class Bench:
     def _check_ring(self) -> None:
         end = 0
         for piece in self.documents.pieces:
-            assert self._age(piece.start) >= end, "pieces overlap"
+            assert self._age(piece.start - piece.lead) >= end, "pieces overlap"
+            assert self.index.text[piece.start - 1] == -1
             assert piece.start + piece.size <= self.index.ring, "a piece crosses the ring's end"
             assert self.index.text[piece.start + piece.size - 1] == -1
             end = self._age(piece.start) + piece.size

@@ -59,7 +59,7 @@ def test_overlap_with_tokens_that_have_left_the_buffer() -> None:
     documents = Documents()
     documents.ingest("d", 0, ints(list(range(10))), False, "")
     document = documents.open["d"]
-    documents.place(documents.reserve(document, 0, 0, 9, 6))
+    documents.place(documents.reserve(document, 0, 0, 9, 6, 1))
     assert document.released == 6
     assert documents.ingest("d", 0, ints(list(range(12))), False, "") == IngestResult(2, 12, False)
     assert documents.ingest("d", 2, ints([2, 3]), False, "") == IngestResult(0, 12, False)
@@ -144,7 +144,7 @@ def test_discard_forgets_and_the_id_may_be_used_again() -> None:
 def test_evicted_document_is_forgotten_and_may_come_back() -> None:
     documents = Documents()
     documents.ingest("d", 0, ints([1, 2, 3]), True, "")
-    documents.place(documents.reserve(documents.committed["d"], 0, 0, 4, 3))
+    documents.place(documents.reserve(documents.committed["d"], 0, 0, 4, 3, 1))
     assert not documents.pending
     documents.evict(documents.pieces.popleft())
     assert (documents.evicted_tokens, documents.indexed_tokens, documents.tokens_held()) == (3, 0, 0)
@@ -157,7 +157,7 @@ def test_partly_evicted_document_is_no_longer_complete() -> None:
     documents.ingest("d", 0, ints([1, 2, 3, 4, 5]), True, "")
     document = documents.committed["d"]
     for offset, indexed in ((0, 2), (2, 3)):
-        documents.place(documents.reserve(document, offset, 10 * offset, 6, indexed))
+        documents.place(documents.reserve(document, offset, 10 * offset, 6, indexed, 1))
     assert list(documents.complete()) == [document]
     documents.evict(documents.pieces.popleft())
     assert list(documents.complete()) == []

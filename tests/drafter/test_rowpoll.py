@@ -52,7 +52,7 @@ def test_slot_reused_while_it_is_read_is_not_taken(engine: Engine) -> None:
 
     real = block.rows.tokens
     block.rows.tokens = Racing(real)  # type: ignore[assignment]
-    note = lambda namespace, document_id, offset, tokens, take, owner, arrived: taken.append((document_id, tokens.tolist()))  # noqa: E731
+    note = lambda namespace, document_id, offset, lead, tokens, take, owner, arrived: taken.append((document_id, tokens.tolist()))  # noqa: E731
     assert block.poll(note) == []
     block.rows.tokens = real
     assert taken == []

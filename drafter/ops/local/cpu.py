@@ -18,7 +18,7 @@ FEW_HITS = 24
 
 
 @kernel(inline="always")
-def _block_holds(block: Any, token: int) -> bool:
+def block_holds(block: Any, token: int) -> bool:
     """Some of the _BLOCK elements is `token`. The constant size makes it a few vector instructions."""
     equal = np.int32(0)
     for i in range(_BLOCK):
@@ -27,7 +27,7 @@ def _block_holds(block: Any, token: int) -> bool:
 
 
 @kernel(inline="always")
-def _part_holds(part: Any, token: int) -> bool:
+def part_holds(part: Any, token: int) -> bool:
     """Some of the _PART elements is `token`."""
     equal = np.int32(0)
     for i in range(_PART):
@@ -54,13 +54,13 @@ def matches(row: Any, n: int, longest: int, ends: Any, lengths: Any) -> int:
     start = 0
     while start < stop:
         end = min(start + _BLOCK, stop)
-        if end - start == _BLOCK and not _block_holds(row[start:end], last):
+        if end - start == _BLOCK and not block_holds(row[start:end], last):
             start = end
             continue
         # Most of a block with a hit can be skipped too.
         for part in range(start, end, _PART):
             part_end = min(part + _PART, end)
-            if part_end - part == _PART and not _part_holds(row[part:part_end], last):
+            if part_end - part == _PART and not part_holds(row[part:part_end], last):
                 continue
             for i in range(part, part_end):
                 if row[i] == last:

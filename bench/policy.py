@@ -1,0 +1,236 @@
+"""What does the rule `calibrated` gain? Its tokens/step at arctic-inference's drafted/step on recorded sessions, over a sweep of tau.
+
+In one process, by the protocol of bench/quality.py: 16 sessions at a time, all drafts of a step before any commit of it.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench import peers
+from bench.machine import parser, report
+from bench.quality import CONCURRENCY, DEPTH, FACTORS, PROBABILITY, K
+from bench.workload import traces
+from draftd.drafter import policy
+from draftd.drafter.corpus import Corpus
+from draftd.drafter.corpus_config import CorpusConfig
+from draftd.drafter.documents import LEAD_TOKENS
+from draftd.drafter.index import LIVE, MAIN, RECENT, Index
+from draftd.drafter.ops.calibrated.cpu import draft_calibrated
+from draftd.drafter.ops.calibrated.cpu_learn import learn, take_in
+from draftd.drafter.ops.calibrated.cpu_mixer import EVIDENCE_FLOATS, EVIDENCE_INTS
+from draftd.server.replay.trace import Session, load_trace, vocab_size_of
+
+TREE_DRAFTED = (5.0, 8.0)
+"""Tokens drafted a step at which trees are shown."""
+LARGE_TOKENS = 50_000
+"""Output tokens of a trace from which on predictions must be right."""
+MOST_OFF = 0.03
+"""Largest difference of predicted and observed acceptance in a decile of a large trace."""
+TAUS = (0.3, 0.2, 0.14, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01)
+TREE_TAUS = (0.12, 0.09, 0.065, 0.05, 0.038, 0.028)
+_NAMESPACE = "replay"
+
+
+@dataclass
+class Outcome:
+    """What a replay came to.
+
+    Attributes:
+        calibration: float32; as it was at the end.
+        propose_us: CPU time of drafting, microseconds in all.
+    """
+
+    steps: int = 0
+    tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    propose_us: float = 0.0
+    calibration: NDArray[np.float32] = field(default_factory=policy.blank_calibration)
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens a request commits in a step."""
+        return self.tokens / self.steps
+
+    @property
+    def drafted_per_step(self) -> float:
+        """Tokens drafted for a request in a step."""
+        return self.drafted / self.steps
+
+    def deciles(self) -> list[tuple[int, float, float]]:
+        """Of each decile of predicted survival: drafted tokens, mean prediction, share accepted."""
+        rows = self.calibration[policy.DECILES_AT : policy.BRIER_AT].reshape(-1, 3)
+        return [(int(n), float(p / n), float(a / n)) if n else (0, 0.0, 0.0) for n, p, a in rows]
+
+
+class _Request:
+    """A session's text, and how much of it is there already."""
+
+    def __init__(self, number: int, session: Session) -> None:
+        self.number, self.turns = number, session.turns
+        self.text = np.concatenate([part for turn in session.turns for part in (turn.input, turn.output)]).astype(np.int32)
+        self.turn = -1
+        self.length = self.start = self.end = 0
+        self.lead = self.text[:0]
+
+    def next_turn(self) -> bool:
+        """Goes to the next turn that has an output; False at the end of the session."""
+        while self.turn + 1 < len(self.turns):
+            self.turn += 1
+            turn = self.turns[self.turn]
+            self.start = self.end + len(turn.input)
+            self.end = self.start + len(turn.output)
+            self.length = self.start
+            self.lead = self.text[max(0, self.start - LEAD_TOKENS) : self.start]
+            if self.start < self.end:
+                return True
+        return False
+
+
+class Replay:
+    """Replays sessions on a corpus in this process."""
+
+    def __init__(self, sessions: Sequence[Session], tau: float, branches: int, calibration: NDArray[np.float32]) -> None:
+        self._waiting = [_Request(i, s) for i, s in reversed(list(enumerate(sessions)))]
+        self._tau, self._branches = tau, branches
+        self._vocab = vocab_size_of(list(sessions))
+        self._delta = np.zeros_like(calibration)
+        self.outcome = Outcome(calibration=calibration.copy())
+        n = CONCURRENCY
+        self._tokens = np.empty((n, K), np.int32)
+        self._survival = np.empty((n, K), np.float32)
+        self._parents = np.empty((n, K), np.int32)
+        self._few = np.empty((4, n), np.int32)
+        self._ints = np.empty((n, K + 1, EVIDENCE_INTS), np.int32)
+        self._floats = np.empty((n, K + 1, EVIDENCE_FLOATS), np.float32)
+
+    def run(self) -> Outcome:
+        """Replays all sessions."""
+        with tempfile.TemporaryDirectory(prefix="draftd-bench-", dir="/dev/shm") as root:
+            corpus = Corpus(CorpusConfig(shm_root=Path(root)))
+            try:
+                corpus.ensure_namespace(_NAMESPACE, self._vocab)
+                index = corpus._namespaces[_NAMESPACE].index
+                assert isinstance(index, Index)
+                active: list[_Request] = []
+                while self._waiting or active:
+                    while self._waiting and len(active) < CONCURRENCY:
+                        request = self._waiting.pop()
+                        if request.next_turn():
+                            active.append(request)
+                    self._draft(index, active)
+                    active = [request for i, request in enumerate(active) if self._commit(corpus, request, i)]
+                    corpus.refresh()
+                    take_in(self.outcome.calibration, self._delta)
+            finally:
+                corpus.close()
+        return self.outcome
+
+    def _draft(self, index: Index, active: Sequence[_Request]) -> None:
+        n = len(active)
+        version = index.current
+        copies, lengths = version.copies, version.lengths
+        self._tokens[:] = -1
+        self._survival[:] = 0
+        self._parents[:] = -1
+        self._few[:] = 0
+        addresses = np.array([r.text.ctypes.data for r in active], np.int64)
+        row_lengths = np.array([r.length for r in active], np.int64)
+        started = time.thread_time()
+        draft_calibrated(
+            addresses, row_lengths, np.ones(n, np.bool_), True,
+            index.text, index.main[copies[MAIN]], lengths[MAIN], index.buckets[copies[MAIN]], index.shift,
+            index.recent[copies[RECENT]], lengths[RECENT], index.live_text[copies[LIVE]], index.live[copies[LIVE]], lengths[LIVE],
+            version.ring_start, index.ring, index.depth,
+            self.outcome.calibration, self._branches, self._tau, int(row_lengths.max()),
+            self._tokens[:n], self._survival[:n], self._parents[:n], *self._few[:, :n], self._ints[:n], self._floats[:n],
+        )  # fmt: skip
+        self.outcome.propose_us += 1e6 * (time.thread_time() - started)
+
+    def _commit(self, corpus: Corpus, request: _Request, i: int) -> bool:
+        """Verifies a draft as a greedy model would and commits; False when the session has ended."""
+        outcome = self.outcome
+        count = int(self._few[0, i])
+        accepted, place = 0, -1
+        most = request.end - request.length - 1
+        while accepted < most:
+            token = request.text[request.length + accepted]
+            following = np.flatnonzero((self._parents[i, :count] == place) & (self._tokens[i, :count] == token))
+            if not len(following):
+                break
+            place = int(following[0])
+            accepted += 1
+        committed = request.text[request.length : request.length + accepted + 1]
+        learn(
+            self._tokens[i : i + 1], self._survival[i : i + 1], self._parents[i : i + 1], self._few[0, i : i + 1],
+            self._ints[i : i + 1], self._floats[i : i + 1], committed[None], np.array([len(committed)]), self._delta,
+        )  # fmt: skip
+        request.length += accepted + 1
+        ended = request.length == request.end
+        offset = request.length - request.start - len(committed)
+        corpus.ingest(_NAMESPACE, f"{request.number}/{request.turn}", offset, committed, ended, lead=request.lead)
+        outcome.steps += 1
+        outcome.tokens += len(committed)
+        outcome.drafted += count
+        outcome.accepted += accepted
+        return not ended or request.next_turn()
+
+
+def at_drafted(curve: Sequence[Outcome], drafted: float) -> float:
+    """tokens/step where the curve drafts that much, between its points in a straight line; its end beyond."""
+    points = sorted((o.drafted_per_step, o.tokens_per_step) for o in curve)
+    return float(np.interp(drafted, [p[0] for p in points], [p[1] for p in points]))
+
+
+def main() -> int:
+    """Prints the table; 1 if it has no more tokens/step than the peer somewhere, or predicts wrongly on a large trace."""
+    arguments = parser(__doc__)
+    arguments.add_argument("--traces", type=Path, metavar="DIR", help="folder of *.jsonl.gz; default: the samples")
+    arguments.add_argument("--only", action="append", default=[], metavar="NAME", help="only traces of this name")
+    arguments.add_argument("--blank", action="store_true", help="start without what was learned on other traces")
+    given = arguments.parse_args()
+    start = policy.blank_calibration() if given.blank else policy.shipped_prior()
+    rows: list[tuple[object, ...]] = []
+    missed = []
+    for trace in traces(given.traces):
+        name = trace.name.removesuffix(".jsonl.gz")
+        if given.only and name not in given.only:
+            continue
+        sessions = load_trace(str(trace))
+        chains = [Replay(sessions, tau, 1, start).run() for tau in TAUS]
+        middle = chains[len(TAUS) // 2]
+        off = max(abs(accepted - predicted) for drafted, predicted, accepted in middle.deciles())
+        if middle.tokens >= LARGE_TOKENS and off > MOST_OFF:
+            missed.append(f"{name}: predictions")
+        cost = middle.propose_us / middle.steps
+        for factor in FACTORS:
+            peer = peers.arctic("replay", trace, K, DEPTH, factor, PROBABILITY, CONCURRENCY)
+            if peer is None:
+                continue
+            ours, theirs = at_drafted(chains, peer["drafted_per_step"]), peer["tokens_per_step"]
+            rows.append((f"{name}, factor {factor:g}", peer["drafted_per_step"], ours, theirs, ours / theirs, off, cost))
+            if ours <= theirs:
+                missed.append(f"{name} at factor {factor:g}")
+        trees = [Replay(sessions, tau, policy.CANDIDATES, start).run() for tau in TREE_TAUS]
+        cost = trees[-1].propose_us / trees[-1].steps
+        for drafted in TREE_DRAFTED:
+            rows.append((f"{name}, trees", drafted, at_drafted(trees, drafted), None, None, None, cost))
+    columns = ("trace", "drafted/step", "tokens/step", "arctic tokens/step", "of arctic", "largest decile error", "µs a request")
+    notes = [f"missed: {', '.join(missed)}"] if missed else []
+    if peers.arctic_python() is None:
+        notes.append(peers.MISSING)
+    report(f"Rule calibrated, k {K}, {CONCURRENCY} sessions at a time, tau swept", columns, rows, given.json, notes)
+    return int(bool(missed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
