@@ -10,8 +10,8 @@ from pathlib import Path
 NAMES = ("quality", "propose_cpu", "visibility", "memory", "rpc", "restore", "replication", "chaos", "transformers_cpu")
 GPU_NAMES = ("drafter", "refresh_gpu")
 """Need torch, triton and a CUDA GPU; run only by name."""
-LONG_NAMES = ("hostile", "soak")
-"""Take an hour unless told otherwise; run only by name."""
+LONG_NAMES = ("hostile", "soak", "policy")
+"""Take up to an hour unless told otherwise; run only by name."""
 
 
 def main() -> int:
