@@ -119,7 +119,7 @@ def draft_us(
 ) -> float:
     """Microseconds that a draft for `batch` rows takes."""
     tokens, lengths, namespaces = buffer
-    params = DraftParams(k=PARAMS_K, max_depth=MATCH_DEPTH, spec_factor=factor)
+    params = DraftParams(k=PARAMS_K, max_depth=MATCH_DEPTH, spec_factor=factor, policy="tree")
     drafter = DeviceDrafter(index.arena, index.headers, max_batch=batch, max_row_tokens=tokens.shape[1], params=params, launch=launch)
     out = DeviceDrafts.empty(batch, params.k, "cuda")
     rows = row_choices(buffer, batch)

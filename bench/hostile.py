@@ -48,6 +48,8 @@ FLAGS = (
 )
 SENTINEL = list(range(100, 140))
 """What nothing hostile may change: the only document of a namespace that no hostile call names."""
+EXACT = pb.DraftParameters(policy=pb.POLICY_TREE)
+"""Of these drafts it is known what they must be; those of the other rule grow longer as it learns."""
 
 
 @dataclass(slots=True)
@@ -136,7 +138,7 @@ class Bystander:
             prompt_length=5 if length == 5 else 0,
         )
         try:
-            answer = self._stub.Propose(pb.ProposeRequest(attachment_id=self._attachment, rows=[request]), timeout=30)
+            answer = self._stub.Propose(pb.ProposeRequest(attachment_id=self._attachment, rows=[request], parameters=EXACT), timeout=30)
             if length == 24:
                 row = pb.HarvestRow(document_id=request.document_id, discard=True)
                 self._stub.Harvest(pb.HarvestRequest(attachment_id=self._attachment, rows=[row]), timeout=30)

@@ -9,11 +9,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bench import peers
 from bench.machine import parser, report
@@ -23,10 +22,10 @@ from draftd.drafter import policy
 from draftd.drafter.corpus import Corpus
 from draftd.drafter.corpus_config import CorpusConfig
 from draftd.drafter.documents import LEAD_TOKENS
-from draftd.drafter.index import LIVE, MAIN, RECENT, Index
-from draftd.drafter.ops.calibrated.cpu import draft_calibrated
-from draftd.drafter.ops.calibrated.cpu_learn import learn, take_in
-from draftd.drafter.ops.calibrated.cpu_mixer import EVIDENCE_FLOATS, EVIDENCE_INTS
+from draftd.drafter.drafts import Drafts
+from draftd.drafter.keeper import KeptNamespace
+from draftd.drafter.params import DraftParams
+from draftd.drafter.records import Decile, RowContext
 from draftd.server.replay.trace import Session, load_trace, vocab_size_of
 
 TREE_DRAFTED = (5.0, 8.0)
@@ -45,8 +44,9 @@ class Outcome:
     """What a replay came to.
 
     Attributes:
-        calibration: float32; as it was at the end.
         propose_us: CPU time of drafting, microseconds in all.
+        deciles: Of each decile of predicted survival: drafted tokens, mean prediction, share accepted.
+        calibration: What had been learned at the end, as draftd.drafter.calibration writes it.
     """
 
     steps: int = 0
@@ -54,7 +54,8 @@ class Outcome:
     drafted: int = 0
     accepted: int = 0
     propose_us: float = 0.0
-    calibration: NDArray[np.float32] = field(default_factory=policy.blank_calibration)
+    deciles: tuple[Decile, ...] = ()
+    calibration: bytes = b""
 
     @property
     def tokens_per_step(self) -> float:
@@ -65,11 +66,6 @@ class Outcome:
     def drafted_per_step(self) -> float:
         """Tokens drafted for a request in a step."""
         return self.drafted / self.steps
-
-    def deciles(self) -> list[tuple[int, float, float]]:
-        """Of each decile of predicted survival: drafted tokens, mean prediction, share accepted."""
-        rows = self.calibration[policy.DECILES_AT : policy.BRIER_AT].reshape(-1, 3)
-        return [(int(n), float(p / n), float(a / n)) if n else (0, 0.0, 0.0) for n, p, a in rows]
 
 
 class _Request:
@@ -97,83 +93,63 @@ class _Request:
 
 
 class Replay:
-    """Replays sessions on a corpus in this process."""
+    """Replays sessions on a corpus in this process.
 
-    def __init__(self, sessions: Sequence[Session], tau: float, branches: int, calibration: NDArray[np.float32]) -> None:
+    Args:
+        calibration: What it starts with, as Outcome has it; empty: what every namespace starts with.
+    """
+
+    def __init__(self, sessions: Sequence[Session], params: DraftParams, calibration: bytes = b"") -> None:
         self._waiting = [_Request(i, s) for i, s in reversed(list(enumerate(sessions)))]
-        self._tau, self._branches = tau, branches
+        self._params, self._start = params, calibration
         self._vocab = vocab_size_of(list(sessions))
-        self._delta = np.zeros_like(calibration)
-        self.outcome = Outcome(calibration=calibration.copy())
-        n = CONCURRENCY
-        self._tokens = np.empty((n, K), np.int32)
-        self._survival = np.empty((n, K), np.float32)
-        self._parents = np.empty((n, K), np.int32)
-        self._few = np.empty((4, n), np.int32)
-        self._ints = np.empty((n, K + 1, EVIDENCE_INTS), np.int32)
-        self._floats = np.empty((n, K + 1, EVIDENCE_FLOATS), np.float32)
+        self.outcome = Outcome()
 
     def run(self) -> Outcome:
         """Replays all sessions."""
         with tempfile.TemporaryDirectory(prefix="draftd-bench-", dir="/dev/shm") as root:
             corpus = Corpus(CorpusConfig(shm_root=Path(root)))
             try:
-                corpus.ensure_namespace(_NAMESPACE, self._vocab)
-                index = corpus._namespaces[_NAMESPACE].index
-                assert isinstance(index, Index)
+                corpus.restore(KeptNamespace(1, _NAMESPACE, self._vocab, "", 0, 0, self._start), [])
                 active: list[_Request] = []
                 while self._waiting or active:
                     while self._waiting and len(active) < CONCURRENCY:
                         request = self._waiting.pop()
                         if request.next_turn():
                             active.append(request)
-                    self._draft(index, active)
-                    active = [request for i, request in enumerate(active) if self._commit(corpus, request, i)]
+                    drafts = self._draft(corpus, active)
+                    active = [request for i, request in enumerate(active) if self._commit(corpus, request, drafts, i)]
                     corpus.refresh()
-                    take_in(self.outcome.calibration, self._delta)
+                self.outcome.deciles = corpus.namespace(_NAMESPACE).deciles
+                self.outcome.calibration = corpus.put_to_sleep(_NAMESPACE)[0].calibration
             finally:
                 corpus.close()
         return self.outcome
 
-    def _draft(self, index: Index, active: Sequence[_Request]) -> None:
-        n = len(active)
-        version = index.current
-        copies, lengths = version.copies, version.lengths
-        self._tokens[:] = -1
-        self._survival[:] = 0
-        self._parents[:] = -1
-        self._few[:] = 0
-        addresses = np.array([r.text.ctypes.data for r in active], np.int64)
-        row_lengths = np.array([r.length for r in active], np.int64)
+    def _draft(self, corpus: Corpus, active: Sequence[_Request]) -> Drafts:
+        contexts = [RowContext(r.text[: r.length], _NAMESPACE, False) for r in active]
         started = time.thread_time()
-        draft_calibrated(
-            addresses, row_lengths, np.ones(n, np.bool_), True,
-            index.text, index.main[copies[MAIN]], lengths[MAIN], index.buckets[copies[MAIN]], index.shift,
-            index.recent[copies[RECENT]], lengths[RECENT], index.live_text[copies[LIVE]], index.live[copies[LIVE]], lengths[LIVE],
-            version.ring_start, index.ring, index.depth,
-            self.outcome.calibration, self._branches, self._tau, int(row_lengths.max()),
-            self._tokens[:n], self._survival[:n], self._parents[:n], *self._few[:, :n], self._ints[:n], self._floats[:n],
-        )  # fmt: skip
+        drafts = corpus.draft_checked(contexts, self._params)
         self.outcome.propose_us += 1e6 * (time.thread_time() - started)
+        return drafts
 
-    def _commit(self, corpus: Corpus, request: _Request, i: int) -> bool:
+    def _commit(self, corpus: Corpus, request: _Request, drafts: Drafts, i: int) -> bool:
         """Verifies a draft as a greedy model would and commits; False when the session has ended."""
         outcome = self.outcome
-        count = int(self._few[0, i])
+        count = int(drafts.counts[i])
+        tokens = drafts.tokens[i, :count]
+        parents = np.arange(-1, count - 1) if drafts.parents is None else drafts.parents[i, :count]
         accepted, place = 0, -1
         most = request.end - request.length - 1
         while accepted < most:
-            token = request.text[request.length + accepted]
-            following = np.flatnonzero((self._parents[i, :count] == place) & (self._tokens[i, :count] == token))
+            following = np.flatnonzero((parents == place) & (tokens == request.text[request.length + accepted]))
             if not len(following):
                 break
             place = int(following[0])
             accepted += 1
         committed = request.text[request.length : request.length + accepted + 1]
-        learn(
-            self._tokens[i : i + 1], self._survival[i : i + 1], self._parents[i : i + 1], self._few[0, i : i + 1],
-            self._ints[i : i + 1], self._floats[i : i + 1], committed[None], np.array([len(committed)]), self._delta,
-        )  # fmt: skip
+        for lessons in drafts.lessons:
+            lessons.lesson.learn(lessons.places[i : i + 1], committed[None], np.array([len(committed)]))
         request.length += accepted + 1
         ended = request.length == request.end
         offset = request.length - request.start - len(committed)
@@ -198,7 +174,7 @@ def main() -> int:
     arguments.add_argument("--only", action="append", default=[], metavar="NAME", help="only traces of this name")
     arguments.add_argument("--blank", action="store_true", help="start without what was learned on other traces")
     given = arguments.parse_args()
-    start = policy.blank_calibration() if given.blank else policy.shipped_prior()
+    start = policy.blank_calibration().tobytes() if given.blank else b""
     rows: list[tuple[object, ...]] = []
     missed = []
     for trace in traces(given.traces):
@@ -206,9 +182,9 @@ def main() -> int:
         if given.only and name not in given.only:
             continue
         sessions = load_trace(str(trace))
-        chains = [Replay(sessions, tau, 1, start).run() for tau in TAUS]
+        chains = [Replay(sessions, DraftParams(k=K, tau=tau), start).run() for tau in TAUS]
         middle = chains[len(TAUS) // 2]
-        off = max(abs(accepted - predicted) for drafted, predicted, accepted in middle.deciles())
+        off = max(abs(accepted - predicted) for drafted, predicted, accepted in middle.deciles)
         if middle.tokens >= LARGE_TOKENS and off > MOST_OFF:
             missed.append(f"{name}: predictions")
         cost = middle.propose_us / middle.steps
@@ -220,7 +196,7 @@ def main() -> int:
             rows.append((f"{name}, factor {factor:g}", peer["drafted_per_step"], ours, theirs, ours / theirs, off, cost))
             if ours <= theirs:
                 missed.append(f"{name} at factor {factor:g}")
-        trees = [Replay(sessions, tau, policy.CANDIDATES, start).run() for tau in TREE_TAUS]
+        trees = [Replay(sessions, DraftParams(k=K, tau=tau, branches=policy.CANDIDATES), start).run() for tau in TREE_TAUS]
         cost = trees[-1].propose_us / trees[-1].steps
         for drafted in TREE_DRAFTED:
             rows.append((f"{name}, trees", drafted, at_drafted(trees, drafted), None, None, None, cost))

@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from bench.policy import Replay
+from bench.quality import K
 from bench.workload import SAMPLES
 from draftd.drafter import policy
+from draftd.drafter.params import DraftParams
 from draftd.server.replay.trace import Session, load_trace
 
 TRACES = ("gsm8k", "taubench")
@@ -30,8 +32,8 @@ def main() -> None:
     arguments.add_argument("--out", type=Path, default=Path(policy.__file__).with_name("prior.npz"))
     given = arguments.parse_args()
     sessions = interleaved([load_trace(str(given.traces / f"{name}.jsonl.gz")) for name in TRACES])
-    outcome = Replay(sessions, TAU, 1, policy.blank_calibration()).run()
-    np.savez_compressed(given.out, calibration=policy.as_prior(outcome.calibration))
+    outcome = Replay(sessions, DraftParams(k=K, tau=TAU), policy.blank_calibration().tobytes()).run()
+    np.savez_compressed(given.out, calibration=policy.as_prior(np.frombuffer(outcome.calibration, np.float32)))
     print(f"{outcome.tokens:,} tokens, {outcome.tokens_per_step:.3f} tokens/step: {given.out}, {given.out.stat().st_size:,} bytes")
 
 

@@ -31,7 +31,7 @@ def replay(trace: Path, factor: float, transport: str) -> dict[str, Any]:
     command = [
         sys.executable, "-m", "draftd.server.main", "replay", str(trace), "--json",
         "--engines", "1", "--corpus", "shared", "--visibility", "step", "--transport", transport, "--concurrency", str(CONCURRENCY),
-        "--k", str(K), "--max-depth", str(DEPTH), "--spec-factor", str(factor), "--min-token-prob", str(PROBABILITY),
+        "--k", str(K), "--max-depth", str(DEPTH), "--policy", "tree", "--spec-factor", str(factor), "--min-token-prob", str(PROBABILITY),
     ]
     # fmt: on
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)

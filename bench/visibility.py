@@ -31,7 +31,7 @@ PAYLOAD_TOKENS = 4
 """As many as a draft may have: no shorter match of the marker can then score higher."""
 POLL_S = 0.0005
 STARTUP_TICKS = 100
-PARAMS = DraftParams(k=PAYLOAD_TOKENS, max_depth=24, use_local=False)
+PARAMS = DraftParams(k=PAYLOAD_TOKENS, max_depth=24, use_local=False, policy="tree")
 
 
 def probe(number: int) -> NDArray[np.int32]:

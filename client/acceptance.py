@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftd.client.rows import RowTable
-from draftd.drafter.drafts import SOURCE_CORPUS, SOURCE_LOCAL, Drafts
+from draftd.drafter.drafts import SOURCE_CORPUS, SOURCE_LOCAL, Drafts, accepted_of, chains
+from draftd.drafter.lessons import Lesson
 from draftd.drafter.stats import EngineStats
 
 
@@ -27,18 +28,28 @@ class PendingDrafts:
         self._counts = np.zeros(table.max_rows, np.int32)
         self._sources = np.zeros(table.max_rows, np.int32)
         self._at = np.zeros(table.max_rows, np.int64)
+        self._parents: NDArray[np.int32] | None = None
+        self._lessons: list[tuple[Lesson, int] | None] = [None] * table.max_rows
         self._positions = np.arange(k)
 
     def remember(self, rows: NDArray[np.int64], drafts: Drafts) -> None:
         """Notes the drafts of `rows`, int64 [n]."""
         self._tokens[rows] = drafts.tokens
+        if drafts.parents is not None or self._parents is not None:
+            if self._parents is None:
+                self._parents = chains(self._table.max_rows, len(self._positions))
+            self._parents[rows] = chains(len(rows), len(self._positions)) if drafts.parents is None else drafts.parents
         self._counts[rows] = drafts.counts
         self._sources[rows] = drafts.source
         self._at[rows] = self._table.lengths[rows]
+        for lessons in drafts.lessons:
+            for row, place in zip(rows[lessons.rows].tolist(), lessons.places.tolist(), strict=True):
+                self._lessons[row] = (lessons.lesson, place)
 
     def settle(self, rows: NDArray[np.int64]) -> None:
         """Counts the last drafts of `rows`, int64 [n], and forgets them; a draft after which nothing was committed does not count."""
         table = self._table
+        self._learn(rows)
         rows = rows[(self._counts[rows] > 0) & (table.lengths[rows] > self._at[rows])]
         if not len(rows):
             return
@@ -48,6 +59,12 @@ class PendingDrafts:
         right = (committed == self._tokens[rows]) & (at < table.lengths[rows, None]) & (self._positions < counts[:, None])
         accepted = np.logical_and.accumulate(right, axis=1)
         lengths = accepted.sum(axis=1)
+        if self._parents is not None:
+            for i, row in enumerate(rows.tolist()):
+                truth = table.tokens[row, self._at[row] : min(table.lengths[row], self._at[row] + counts[i])]
+                drafted = self._tokens[row, : counts[i]].tolist()
+                lengths[i] = accepted_of(drafted, self._parents[row, : counts[i]].tolist(), truth.tolist())
+            accepted = self._positions < lengths[:, None]
         for source in (SOURCE_LOCAL, SOURCE_CORPUS):
             of = self._sources[rows] == source
             if of.any():
@@ -57,6 +74,25 @@ class PendingDrafts:
                 self._stats.acceptance_length[source, : k + 1] += np.bincount(lengths[of], minlength=k + 1)
         self._counts[rows] = 0
 
+    def _learn(self, rows: NDArray[np.int64]) -> None:
+        """Learns from what was committed after the last drafts of `rows`, int64 [n], also from those that drafted nothing."""
+        table = self._table
+        by_lesson: dict[Lesson, tuple[list[int], list[int]]] = {}
+        for row in rows.tolist():
+            pending = self._lessons[row]
+            if pending is not None and table.lengths[row] > self._at[row]:
+                self._lessons[row] = None
+                of_rows, places = by_lesson.setdefault(pending[0], ([], []))
+                of_rows.append(row)
+                places.append(pending[1])
+        for lesson, (of_rows, places) in by_lesson.items():
+            after = np.array(of_rows)
+            at = self._at[after]
+            most = lesson.ints.shape[1]
+            truth = table.tokens[after[:, None], np.minimum(at[:, None] + np.arange(most), table.max_length - 1)]
+            lesson.learn(np.array(places), truth, np.minimum(table.lengths[after] - at, most))
+
     def forget(self, row: int) -> None:
         """Drops a row's draft uncounted."""
         self._counts[row] = 0
+        self._lessons[row] = None

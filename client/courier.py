@@ -20,6 +20,7 @@ from draftd.client import wire
 from draftd.client.failopen import reason_of
 from draftd.client.rows import Request, RowTable
 from draftd.client.transports import Link
+from draftd.drafter.documents import LEAD_TOKENS
 from draftd.proto.draftd.v1 import draftd_pb2 as pb
 
 UPLOAD_TOKENS = 16_384
@@ -233,7 +234,9 @@ class Courier:
                 if request.published or len(tokens) <= known or (waiting is not None and request.document_held >= waiting.get(request, 0)):
                     continue
                 start = min(request.document_held, len(tokens) - 1)
-                by_namespace.setdefault(request.namespace, []).append(Parcel(request, start, tokens[start:].copy()))
+                by_namespace.setdefault(request.namespace, []).append(
+                    Parcel(request, max(0, start - LEAD_TOKENS), tokens[max(0, start - LEAD_TOKENS) :].copy())
+                )
         for parcels in by_namespace.values():
             self._send_batches(link, parcels, wait, deadline)
 
@@ -274,8 +277,13 @@ class Courier:
                 self._acknowledge(link, parcel)
                 continue
             tokens = wire.pack(parcel.after(start))
+            lead = parcel.after(start - LEAD_TOKENS)[: start - max(parcel.start, start - LEAD_TOKENS)]
             message.documents.add(
-                document_id=request.kept_as, offset=start - request.kept_from, packed_tokens=tokens, complete=parcel.ended
+                document_id=request.kept_as,
+                offset=start - request.kept_from,
+                packed_tokens=tokens,
+                complete=parcel.ended,
+                packed_lead=wire.pack(lead) if start == request.kept_from else b"",
             )
             sent.append(parcel)
         if sent and self._call(lambda: link.stub.Ingest(message, timeout=_left(deadline)), sent):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -19,6 +20,7 @@ from draftd.client.config import ClientConfig, TransportName, default_endpoint, 
 from draftd.client.connection import Connection
 from draftd.client.credentials import Credentials
 from draftd.client.failopen import FailOpen, FailOpenLog
+from draftd.client.load import Load
 from draftd.client.rows import Parked, Request, RowTable
 from draftd.client.transports import Transport
 from draftd.client.transports.handle import EngineTensors
@@ -104,6 +106,8 @@ class Drafter:
         self._stats = EngineStats()
         self._pending = PendingDrafts(self._table, self._stats, k)
         self._log = FailOpenLog(engine, self._stats)
+        self._load = Load()
+        self._last_step = (0, 0)
         self._closed = False
         self._connection = Connection(self._config, self._table, tensors, self._stats, self._log)
 
@@ -169,6 +173,21 @@ class Drafter:
     def preempt(self, row: int) -> None:
         """Takes a request from its row without ending it; `start` with its document id brings it back. At most max_rows wait."""
         self._guard(lambda: self._preempt(row), None)
+
+    def set_costs(self, slot: float, step: float) -> None:
+        """Tells what it costs to verify one token, and a step beside that, in one unit: from now on tau follows from the batch size.
+
+        Where a `propose` is given its own parameters their tau counts.
+
+        Raises:
+            InvalidArgument: A cost is negative, or both are 0.
+        """
+        self._load.tell(slot, step)
+
+    def observe_step(self, seconds: float) -> None:
+        """Tells how long the model took for the rows of the last `propose` and their drafts; after a few steps tau follows from that."""
+        if self._last_step[0]:
+            self._load.observe(*self._last_step, seconds)
 
     def detach(self) -> None:
         """Ends the attachment; what was committed is delivered if the service answers in time. The drafter then only fails open."""
@@ -279,12 +298,15 @@ class Drafter:
         n, k = len(given), self._config.k
         shared, local, wrong = self._sort(given.tolist())
         wanted = self._params(transport, params)
+        tau = self._load.tau(n) if params is None and wanted.policy == "calibrated" else None
+        if tau is not None:
+            wanted = as_sent(replace(wanted, tau=tau))
         rows64 = given.astype(np.int64)
         self._pending.settle(rows64[shared + local])
         drafts = Drafts.empty(n, k) if len(shared) < n else None
         if local and drafts and self._connection.session.prepared:
             lengths = self._table.lengths.astype(np.int64)
-            _fill(drafts, local, propose_local(self._table.tokens, lengths, rows64[local].astype(np.int32), wanted))
+            drafts.put(np.array(local), propose_local(self._table.tokens, lengths, rows64[local].astype(np.int32), wanted))
         try:
             if shared:
                 part = self._connection.propose(rows64[shared], wanted)
@@ -292,17 +314,18 @@ class Drafter:
                     drafts = part
                 else:
                     drafts = drafts or Drafts.empty(n, k)
-                    _fill(drafts, shared, part)
+                    drafts.put(np.array(shared), part)
         except FailOpen as error:
             self._failed(error.reason, str(error))
         drafts = drafts or Drafts.empty(n, k)
         if wrong:
             self._failed("refused", f"rows has {wrong[0]}, which is no row with a request, or is there twice")
+        self._last_step = (n, int(drafts.counts.sum()))
         good = shared + local
         if len(good) == n:
             self._pending.remember(rows64, drafts)
         elif good:
-            self._pending.remember(rows64[good], _take(drafts, good))
+            self._pending.remember(rows64[good], drafts.take(np.array(good)))
         return drafts
 
     def _failed(self, reason: str, detail: str) -> None:
@@ -376,25 +399,6 @@ class Drafter:
         with self._table.lock:
             parked = self._table.parked.pop(document_id)
         self._connection.end(parked.request, parked.tokens, False)
-
-
-def _fill(drafts: Drafts, places: list[int], part: Drafts) -> None:
-    """Writes `part` [n, at most k] to rows `places` of `drafts`."""
-    k = part.tokens.shape[1]
-    drafts.tokens[places, :k] = part.tokens
-    drafts.probabilities[places, :k] = part.probabilities
-    for field in ("counts", "source", "match_length", "occurrences", "version"):
-        getattr(drafts, field)[places] = getattr(part, field)
-
-
-def _take(drafts: Drafts, places: list[int]) -> Drafts:
-    """Rows `places` of `drafts`."""
-    return Drafts(
-        **{
-            field: getattr(drafts, field)[places]
-            for field in ("tokens", "probabilities", "counts", "source", "match_length", "occurrences", "version")
-        }
-    )
 
 
 def _wait(condition: Callable[[], bool], timeout_s: float) -> bool:

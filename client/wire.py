@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from draftd.drafter.drafts import Drafts
+from draftd.drafter.drafts import Drafts, chains
 from draftd.drafter.layout import ArraySpec, BlockSpec
 from draftd.drafter.params import DraftParams
 from draftd.proto.draftd.v1 import draftd_pb2 as pb
@@ -38,6 +38,7 @@ def as_sent(params: DraftParams) -> DraftParams:
         spec_factor=float(np.float32(params.spec_factor)),
         spec_offset=float(np.float32(params.spec_offset)),
         min_token_prob=float(np.float32(params.min_token_prob)),
+        tau=float(np.float32(params.tau)),
     )
 
 
@@ -51,6 +52,9 @@ def parameters_message(params: DraftParams) -> pb.DraftParameters:
         min_token_prob=params.min_token_prob,
         use_local=params.use_local,
         use_corpus=params.use_corpus,
+        policy=pb.POLICY_TREE if params.policy == "tree" else pb.POLICY_CALIBRATED,
+        tau=params.tau,
+        branches=params.branches,
     )
 
 
@@ -60,6 +64,8 @@ def parameters(message: pb.DraftParameters, k: int) -> DraftParams:
     given.setdefault("use_local", True)
     given.setdefault("use_corpus", True)
     given["k"] = min(k, given.get("k", k))
+    # A service that does not say drafts by the rule that there was before there were two.
+    given["policy"] = "calibrated" if given.get("policy") == pb.POLICY_CALIBRATED else "tree"
     return DraftParams(**given)
 
 
@@ -87,6 +93,13 @@ def unpack_drafts(messages: Sequence[pb.Draft], places: NDArray[np.int64], draft
         drafts.source[i] = message.source
         drafts.match_length[i] = message.match_length
         drafts.occurrences[i] = message.occurrences
+        if message.parents:
+            parents = np.array(message.parents, np.int32)
+            if len(parents) != count or not ((parents >= -1) & (parents < np.arange(count))).all():
+                raise ValueError(f"draft {i} is no tree")
+            if drafts.parents is None:
+                drafts.parents = chains(*drafts.tokens.shape)
+            drafts.parents[i, :count] = parents
 
 
 def row_versions(namespaces: Sequence[str], versions: Sequence[int]) -> NDArray[np.int64]:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftd.drafter import rowpoll
+from draftd.drafter.calibration import Calibration
 from draftd.drafter.corpus_config import CorpusConfig
 from draftd.drafter.documents import NO_TOKENS, Document, Documents, IngestResult
 from draftd.drafter.drafts import Drafts
@@ -40,6 +41,8 @@ _T = TypeVar("_T")
 _MAX_LAGS = 100_000
 """Lags that are remembered until somebody asks."""
 _EXPLAIN_TRIES = 5
+_TELL_S = 10.0
+"""How often the keeper is told of what was learned, in seconds."""
 
 
 class Corpus(RefreshCycle):
@@ -68,6 +71,8 @@ class Corpus(RefreshCycle):
         self._indexes = indexes or _indexes_of(self.config, self._dir.path, control, self._epochs)
         self._namespaces: dict[str, Namespace] = {}
         self._blocks: dict[str, rowpoll.PolledRows] = {}
+        # Of engines that have left: what they learned last is still to be taken, which only a refresh may do.
+        self._leaving: list[rowpoll.PolledRows] = []
         self._lock = Lock()
         self._executor = ThreadPoolExecutor(1, "draftd-merge")
         self._lags: deque[float] = deque(maxlen=_MAX_LAGS)
@@ -84,6 +89,10 @@ class Corpus(RefreshCycle):
     def close(self) -> None:
         """Stops the refresh thread after a last refresh and removes the blocks' names."""
         self._stop_refreshing()
+        for namespace in self._namespaces.values():
+            if namespace.calibration.changes != namespace.told_changes:
+                with namespace.lock:
+                    self._tell(namespace)
         self._executor.shutdown()
         self._dir.close()
 
@@ -95,7 +104,7 @@ class Corpus(RefreshCycle):
         """Runs every kernel once, on a namespace of its own, so that no caller waits for a compiler."""
         name = "_warm_up"
         namespace = self._make_namespace(name, 16, "", quota=max(1024, 8 * self.config.depth))
-        self._indexes.add(name, namespace.index)
+        self._indexes.add(name, namespace.index, namespace.calibration.learned)
         for i in range(40):
             tokens = np.arange(i % 7, i % 7 + 60, dtype=np.int32) % 16
             namespace.documents.ingest(str(i), 0, tokens, True, "")
@@ -103,6 +112,7 @@ class Corpus(RefreshCycle):
             namespace.segments.wait_merged()
         row = np.arange(40, dtype=np.int32) % 16
         self._indexes.warm_up(name, row)
+        self._calibrate([namespace], [])
         self._indexes.remove(name)
         namespace.index.close()
 
@@ -113,6 +123,7 @@ class Corpus(RefreshCycle):
             blocks = list(self._blocks.values())
             namespaces = list(self._namespaces.values())
         polled = [(block, block.poll(self._ingest_polled)) for block in blocks]
+        self._calibrate(namespaces, blocks)
         for namespace in namespaces:
             with namespace.lock:
                 arrivals, namespace.arrivals = namespace.arrivals, []
@@ -125,6 +136,23 @@ class Corpus(RefreshCycle):
             self._lags.extend(now - t for t in arrivals)
         for block, seen in polled:
             block.mark_visible(seen)
+
+    def _calibrate(self, namespaces: Sequence[Namespace], blocks: Sequence[rowpoll.PolledRows]) -> None:
+        """Takes in what readers have learned."""
+        learned: dict[str, list[NDArray[np.float32]]] = {}
+        with self._lock:
+            leaving, self._leaving = self._leaving, []
+        for block in (*blocks, *leaving):
+            for name, delta in block.take_learned():
+                learned.setdefault(name, []).append(delta)
+        now = time.monotonic()
+        for namespace in namespaces:
+            calibration = namespace.calibration
+            own = calibration.learned.take()
+            calibration.take_in([*learned.get(namespace.name, ()), *(() if own is None else (own,))])
+            if calibration.changes != namespace.told_changes and now - namespace.told_at > _TELL_S:
+                with namespace.lock:
+                    self._tell(namespace)
 
     def settle(self, timeout_s: float = 60.0) -> bool:
         """Waits until no merge into `main` is running or due; False if that takes longer than `timeout_s`."""
@@ -184,7 +212,8 @@ class Corpus(RefreshCycle):
         """
         name = kept.name
         self._check_room()
-        namespace = self._make_namespace(name, kept.vocab_size, kept.fingerprint, self.config.quota_of(name), kept.key, self._keeper)
+        quota = self.config.quota_of(name)
+        namespace = self._make_namespace(name, kept.vocab_size, kept.fingerprint, quota, kept.key, self._keeper, kept.calibration)
         namespace.documents.generation = kept.generation
         try:
             namespace.segments.load(newest_first, kept.evict_before)
@@ -202,7 +231,7 @@ class Corpus(RefreshCycle):
 
     def _add(self, namespace: Namespace) -> None:
         self._namespaces[namespace.name] = namespace
-        self._indexes.add(namespace.name, namespace.index)
+        self._indexes.add(namespace.name, namespace.index, namespace.calibration.learned)
 
     def _remove(self, name: str) -> Namespace:
         with self._lock:
@@ -214,6 +243,7 @@ class Corpus(RefreshCycle):
 
     def _tell(self, namespace: Namespace) -> None:
         """Tells the keeper of a namespace's state. Nobody else may change it meanwhile."""
+        namespace.told_changes, namespace.told_at = namespace.calibration.changes, time.monotonic()
         if self._keeper is not None:
             self._keeper.namespace_changed(namespace.kept())
 
@@ -238,11 +268,12 @@ class Corpus(RefreshCycle):
         return self._remove(name).kept(), info
 
     def _make_namespace(
-        self, name: str, vocab_size: int, fingerprint: str, quota: int, key: int = 0, keeper: Keeper | None = None
+        self, name: str, vocab_size: int, fingerprint: str, quota: int, key: int = 0, keeper: Keeper | None = None, calibration: bytes = b""
     ) -> Namespace:
         index = self._indexes.make(vocab_size, quota)
         documents, lock = Documents(key, self.clock, keeper), Lock()
-        return Namespace(name, vocab_size, fingerprint, index, documents, Segments(name, index, documents, lock, self._executor), lock)
+        segments = Segments(name, index, documents, lock, self._executor)
+        return Namespace(name, vocab_size, fingerprint, index, documents, segments, lock, Calibration(index, calibration))
 
     def has_namespace(self, name: str) -> bool:
         """The namespace exists."""
@@ -571,6 +602,7 @@ class Corpus(RefreshCycle):
         """Takes what an engine's row block still holds, commits its open documents, and answers how many they were."""
         with self._lock:
             block = self._blocks.pop(attachment_id)
+            self._leaving.append(block)
         block.poll(self._ingest_polled)
         self._epochs.remove_reader(attachment_id)
         block.unlink()
@@ -628,6 +660,11 @@ class Corpus(RefreshCycle):
         What came through a row block counts as arrived when the poll before the one that found it had ended: an upper bound.
         """
         return _drain(self._lags)
+
+    @property
+    def calibrations_refused(self) -> int:
+        """Times that an engine handed over what it cannot have learned, in the namespaces that there are."""
+        return sum(namespace.calibration.refused for namespace in list(self._namespaces.values()))
 
     @property
     def readers_passed_over(self) -> int:

@@ -154,6 +154,9 @@ class DeviceDrafter:
         self._chain_probs = torch.zeros(chains * self._k, dtype=torch.float32, device=device)
         self._chain_words = ints(chains * 2)
         self._scratch = ints(max_batch * _PROGRAMS_MAX * (_HITS_KEPT + 2 * self._k))
+        if device.type == "cuda":
+            # Whichever stream drafts first finds the zeros.
+            torch.cuda.current_stream(device).synchronize()
 
     def propose(self, tokens: torch.Tensor, lengths: torch.Tensor, rows: torch.Tensor, namespaces: torch.Tensor, out: DeviceDrafts) -> None:
         """Drafts for rows of the engine's buffer, on the current stream.

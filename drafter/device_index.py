@@ -118,6 +118,9 @@ class DeviceIndex:
         """Device memory that the index takes; see byte_size."""
         return self.byte_size
 
+    def publish_calibration(self, calibration: NDArray[np.float32]) -> None:
+        """See IndexArrays. Drafts on a device do not use it."""
+
     def publish(self, version: Version) -> Version:
         """Puts `version` in force under the next number, and returns when it is."""
         number = self.current.number + 1

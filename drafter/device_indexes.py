@@ -23,6 +23,7 @@ from draftd.drafter.drafts import Drafts
 from draftd.drafter.errors import FailedPrecondition, InvalidArgument
 from draftd.drafter.index import IndexArrays
 from draftd.drafter.layout import BlockSpec
+from draftd.drafter.lessons import Learned
 from draftd.drafter.ops.sort.gpu import SCRATCH_BYTES
 from draftd.drafter.params import MAX_K, DraftParams
 
@@ -78,8 +79,8 @@ class DeviceIndexes:
         """See Indexes."""
         return DeviceIndex(self._shape(vocab_size, quota_tokens), memory=self.memory)
 
-    def add(self, name: str, index: IndexArrays) -> None:
-        """See Indexes."""
+    def add(self, name: str, index: IndexArrays, learned: Learned) -> None:
+        """See Indexes. Nothing is learned here: on a device both policies mean the rule `tree`."""
         assert isinstance(index, DeviceIndex)
         with self._lock:
             self._slots[name] = index.slot
@@ -106,20 +107,21 @@ class DeviceIndexes:
 
     def _draft(self, rows: Sequence[NDArray[np.int32]], slots: list[int], width: int, params: DraftParams) -> Drafts:
         n = len(rows)
-        work = self._workspace(1 << (n - 1).bit_length(), width, params)
-        tokens, words = work.host_tokens.numpy(), work.host_words.numpy()
-        for i, row in enumerate(rows):
-            tokens[i, : len(row)] = row
-        words[0, :n] = [len(row) for row in rows]
-        words[2, :n] = slots
-        # The batch is filled up with empty rows.
-        words[0, n:] = 0
-        words[2, n:] = -1
+        # A workspace is filled with zeros on the stream that uses it.
         with self.memory.stream("draft"):
+            work = self._workspace(1 << (n - 1).bit_length(), width, params)
+            tokens, words = work.host_tokens.numpy(), work.host_words.numpy()
+            for i, row in enumerate(rows):
+                tokens[i, : len(row)] = row
+            words[0, :n] = [len(row) for row in rows]
+            words[2, :n] = slots
+            # The batch is filled up with empty rows.
+            words[0, n:] = 0
+            words[2, n:] = -1
             work.tokens[:n].copy_(work.host_tokens[:n], non_blocking=True)
             work.words.copy_(work.host_words, non_blocking=True)
-            work.drafter.propose(work.tokens, work.words[0], work.words[1], work.words[2], work.out)
-            self.memory.note_launch()
+            with self.memory.launching():
+                work.drafter.propose(work.tokens, work.words[0], work.words[1], work.words[2], work.out)
             return work.out.numpy().first(n)
 
     def _workspace(self, batch: int, width: int, params: DraftParams) -> _Workspace:

@@ -1,7 +1,7 @@
 """The device memory of all indexes on one GPU: allocated once, dealt out to namespaces, and the streams that fill it.
 
-Refreshes run on streams of the lowest priority. What drafts in this process notes each launch here, so that a refresh overwrites
-nothing that a launch before it may still read; nothing on the host waits for that.
+Refreshes run on streams of the lowest priority. What drafts in this process launches within `launching`, so that a refresh overwrites
+nothing that a launch before it may still read; nothing on the host waits for the device for that.
 """
 
 from __future__ import annotations
@@ -46,6 +46,9 @@ class DeviceMemory:
                 )
         self.words = torch.zeros(byte_size // 4, dtype=torch.int32, device=self.device)
         self.headers = torch.zeros((max_namespaces, DEVICE_HEADER_WORDS), dtype=torch.int64, device=self.device)
+        if self.on_gpu:
+            # Other streams write next: not before the zeros.
+            torch.cuda.current_stream(self.device).synchronize()
         self._lock = Lock()
         # Free stretches by rising start, neighbours joined; and the headers that no index has.
         self._holes: list[tuple[int, int]] = [(0, self.words.shape[0] // ALIGNMENT * ALIGNMENT)]
@@ -124,13 +127,21 @@ class DeviceMemory:
         if self.on_gpu:
             self._streams[name].synchronize()
 
-    def note_launch(self) -> None:
-        """Notes that drafting was launched on the current stream: what it reads is overwritten only after it has ended."""
-        if self.on_gpu:
-            stream = torch.cuda.current_stream(self.device)
-            with self._lock:
-                event = self._launched.setdefault(stream.cuda_stream, torch.cuda.Event())
-                event.record(stream)
+    @contextmanager
+    def launching(self) -> Iterator[None]:
+        """Drafting is launched on the current stream meanwhile: what it reads is overwritten only after it has ended.
+
+        Refreshes do not begin in between: one that began after the launch and before the note would not wait for it.
+        """
+        if not self.on_gpu:
+            yield
+            return
+        stream = torch.cuda.current_stream(self.device)
+        with self._lock:
+            try:
+                yield
+            finally:
+                self._launched.setdefault(stream.cuda_stream, torch.cuda.Event()).record(stream)
 
     def wait_for_launches(self) -> None:
         """Waits on the host until everything noted has ended."""

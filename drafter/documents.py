@@ -153,10 +153,12 @@ class Documents:
         if document is None:
             if offset != 0:
                 raise InvalidArgument(f"offset is {offset}; document_id {document_id!r} is not known, so it must be 0", "offset")
-            document = Document(document_id, owner, self.generation if generation is None else generation, lead=lead[-LEAD_TOKENS:])
+            document = Document(document_id, owner, self.generation if generation is None else generation)
             self.open[document_id] = document
         elif document.owner != owner:
             raise FailedPrecondition(f"document_id {document_id!r} was opened by another attachment", "document_id")
+        if len(lead) and not document.length:
+            document.lead = lead[-LEAD_TOKENS:].copy()
         if offset > document.length:
             raise InvalidArgument(
                 f"offset is {offset}; document_id {document_id!r} holds {document.length} tokens, so it must be at most that", "offset"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +12,34 @@ from numpy.typing import NDArray
 SOURCE_NONE = 0
 SOURCE_LOCAL = 1
 SOURCE_CORPUS = 2
+
+
+if TYPE_CHECKING:
+    from draftd.drafter.lessons import Lesson
+
+
+def chains(n: int, k: int) -> NDArray[np.int32]:
+    """int32 [n, k]; the parents of n chains."""
+    return np.tile(np.arange(-1, k - 1, dtype=np.int32), (n, 1))
+
+
+def accepted_of(tokens: Sequence[int], parents: Sequence[int], truth: Sequence[int]) -> int:
+    """How many tokens of a draft came true: the way through it that `truth` takes."""
+    place = -1
+    for depth, token in enumerate(truth):
+        following = [i for i, parent in enumerate(parents) if parent == place and tokens[i] == token]
+        if not following:
+            return depth
+        place = following[0]
+    return len(truth)
+
+
+class RowLessons(NamedTuple):
+    """Some rows of a Drafts, and where in a lesson each of them is, int64 [m] both."""
+
+    rows: NDArray[np.int64]
+    places: NDArray[np.int64]
+    lesson: Lesson
 
 
 @dataclass(slots=True)
@@ -24,6 +54,8 @@ class Drafts:
         match_length: int32 [n]; tokens of the matched suffix, 0 without a draft.
         occurrences: int32 [n]; occurrences of the matched suffix in its source, 0 without a draft.
         version: int64 [n]; version of the index the row was drafted from, 0 if none was read.
+        parents: int32 [n, k]; of trees: the place of the token before each one, -1 for first tokens; None: each draft is a chain.
+        lessons: What can be learned from the drafts.
     """
 
     tokens: NDArray[np.int32]
@@ -33,6 +65,8 @@ class Drafts:
     match_length: NDArray[np.int32]
     occurrences: NDArray[np.int32]
     version: NDArray[np.int64]
+    parents: NDArray[np.int32] | None = None
+    lessons: list[RowLessons] = field(default_factory=list)
 
     @staticmethod
     def empty(n: int, k: int) -> Drafts:
@@ -57,13 +91,34 @@ class Drafts:
         )
 
     def put(self, rows: slice | NDArray[np.int64], part: Drafts) -> None:
-        """Replaces the drafts of `rows` by those of `part`."""
-        for field in fields(self):
-            getattr(self, field.name)[rows] = getattr(part, field.name)
+        """Replaces the drafts of `rows` by those of `part`, of which each has at most as many tokens."""
+        k = part.tokens.shape[1]
+        self.tokens[rows, :k] = part.tokens
+        self.probabilities[rows, :k] = part.probabilities
+        for name in ("counts", "source", "match_length", "occurrences", "version"):
+            getattr(self, name)[rows] = getattr(part, name)
+        if part.parents is not None:
+            if self.parents is None:
+                self.parents = chains(*self.tokens.shape)
+            self.parents[rows, :k] = part.parents
+        if part.lessons:
+            numbers = np.arange(len(self.counts))[rows]
+            self.lessons += [RowLessons(numbers[lessons.rows], lessons.places, lessons.lesson) for lessons in part.lessons]
+
+    def take(self, rows: NDArray[np.int64]) -> Drafts:
+        """The drafts of some rows, copied."""
+        taken = Drafts(*(getattr(self, f.name)[rows] for f in fields(self)[:7]))
+        taken.parents = None if self.parents is None else self.parents[rows]
+        for of in self.lessons:
+            where = np.full(len(self.counts), -1)
+            where[rows] = np.arange(len(rows))
+            there = where[of.rows] >= 0
+            taken.lessons.append(RowLessons(where[of.rows][there], of.places[there], of.lesson))
+        return taken
 
     def first(self, n: int) -> Drafts:
-        """The drafts of the first n rows, as views."""
-        return Drafts(*(getattr(self, field.name)[:n] for field in fields(self)))
+        """The drafts of the first n rows, as views, without lessons."""
+        return Drafts(*(getattr(self, f.name)[:n] for f in fields(self)[:7]))
 
     def row(self, i: int) -> list[int]:
         """The tokens drafted for row i."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from threading import Lock
-from typing import Protocol
+from typing import Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,8 @@ from draftd.drafter.drafts import Drafts
 from draftd.drafter.epochs import Epochs
 from draftd.drafter.index import Index, IndexArrays
 from draftd.drafter.layout import ROWS_HEADER_WORDS, BlockSpec, index_block_spec
-from draftd.drafter.params import DraftParams
+from draftd.drafter.lessons import Learned
+from draftd.drafter.params import DraftParams, Policy
 from draftd.drafter.reader import IndexReader, TornRead, draft_local
 
 _SERVICE = "service"
@@ -32,8 +33,8 @@ class Indexes(Protocol):
             OSError, ResourceExhausted: There is no memory for it.
         """
 
-    def add(self, name: str, index: IndexArrays) -> None:
-        """Drafts for the namespace come from this index from now on."""
+    def add(self, name: str, index: IndexArrays, learned: Learned) -> None:
+        """Drafts for the namespace come from this index from now on, and what they teach goes to `learned`."""
 
     def remove(self, name: str) -> None:
         """Nothing is drafted from the namespace any more."""
@@ -95,11 +96,12 @@ class HostIndexes:
             epochs=self._epochs,
         )
 
-    def add(self, name: str, index: IndexArrays) -> None:
+    def add(self, name: str, index: IndexArrays, learned: Learned) -> None:
         """See Indexes."""
         assert isinstance(index, Index)
         with self._lock:
             self._reader.add_index(name, index.spec)
+            self._reader.learn_into(name, learned)
 
     def remove(self, name: str) -> None:
         """See Indexes."""
@@ -147,4 +149,7 @@ class HostIndexes:
 
     def warm_up(self, name: str, row: NDArray[np.int32]) -> None:
         """See Indexes. The kernels take all parameters as they come."""
-        self.draft([row, row], [name, ""], DraftParams(max_depth=self._config.depth))
+        for policy in get_args(Policy):
+            drafts = self.draft([row, row], [name, ""], DraftParams(max_depth=self._config.depth, policy=policy))
+            for lessons in drafts.lessons:
+                lessons.lesson.learn(lessons.places, row[None, :1], np.ones(1, np.int64))

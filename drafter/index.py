@@ -131,6 +131,9 @@ class IndexArrays(Protocol):
     def publish(self, version: Version) -> Version:
         """Makes `version` the one in force, under the next number, and answers it."""
 
+    def publish_calibration(self, calibration: NDArray[np.float32]) -> None:
+        """Puts what has been learned in force, float32 [CALIBRATION_WORDS]."""
+
 
 def bucket_shift(vocab_size: int, quota_tokens: int) -> int:
     """Bits by which a token is shifted to its bucket: a table no larger than an eighth of the quota."""
@@ -176,6 +179,7 @@ class Index:
         self.recent = cast(NDArray[np.int32], arrays["recent"])
         self.live_text = cast(NDArray[np.int32], arrays["live_text"])
         self.live = cast(NDArray[np.int32], arrays["live"])
+        self.calibration = cast(NDArray[np.float32], arrays["calibration"])
         self.header[layout.HEADER_VOCAB] = vocab_size
         self.header[layout.HEADER_DEPTH] = depth
         self.header[layout.HEADER_BUCKET_SHIFT] = self.shift
@@ -206,6 +210,13 @@ class Index:
             self._retired["text", 0] = (old.number, epoch)
         self.current = version
         return version
+
+    def publish_calibration(self, calibration: NDArray[np.float32]) -> None:
+        """See IndexArrays. Who reads the copy that is overwritten sees a part of the new one, which does no harm."""
+        count = int(self.header[layout.HEADER_CALIBRATION]) + 1
+        self.reserve("calibration", count % 2, len(calibration))
+        self.calibration[count % 2] = calibration
+        publish(self.header, layout.HEADER_CALIBRATION, count)
 
     def reclaim(self, segment: str, copy: int) -> None:
         """Returns when the copy that is not in force may be overwritten."""

@@ -6,7 +6,7 @@ It keeps nothing itself.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,6 +21,7 @@ class KeptNamespace:
     Attributes:
         key: Tells it from every other namespace that there ever was, also from one of the same name.
         evict_before: Documents of generations below this have been given up.
+        calibration: What was learned, as draftd.drafter.calibration reads it; empty: nothing yet.
     """
 
     key: int
@@ -29,6 +30,7 @@ class KeptNamespace:
     fingerprint: str
     generation: int
     evict_before: int
+    calibration: bytes = field(default=b"", repr=False)
 
 
 class Keeper(Protocol):

@@ -10,7 +10,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-LAYOUT_VERSION = 1
+from draftd.drafter.policy import CALIBRATION_WORDS
+
+LAYOUT_VERSION = 2
 
 ITEM_SIZES = {"uint8": 1, "int32": 4, "float32": 4, "int64": 8}
 _ALIGNMENT = 64
@@ -33,6 +35,8 @@ HEADER_DEPTH = 17
 HEADER_BUCKET_SHIFT = 18
 HEADER_DROPPED = 19
 """1 when the namespace is gone: readers draft from their own tokens only."""
+HEADER_CALIBRATION = 20
+"""Counts publications of the calibration: the copy in force is `count % 2`."""
 HEADER_DESCRIPTORS = 64
 """First word of the descriptors."""
 
@@ -54,6 +58,17 @@ ROWS_PIN = 0
 """Epoch that the engine is drafting from, 0 when it is not drafting."""
 ROWS_HEARTBEAT_NS = 8
 """CLOCK_MONOTONIC when the engine's client last showed that it lives, in nanoseconds."""
+
+# Words beside what an engine learns in one namespace (int64); see draftd.drafter.lessons.
+LEARNING_WORDS = 24
+LEARNING_HALF = 0
+"""The half that is added to: the service turns it over and takes what is in the other."""
+LEARNING_BUSY = 8
+"""1 + the half that is being added to at the moment, 0 for none."""
+LEARNING_STATES = 16
+"""Of each half: drafts that it has learned from since it was taken."""
+LEARNING_NAMESPACES = 8
+"""As many of an attachment's namespaces, the first ones, are learned in."""
 
 # Words of a slot in a row block (int64).
 SLOT_WORDS = 16
@@ -132,6 +147,7 @@ def index_block_spec(handle: str, *, quota_tokens: int, recent_tokens: int, live
             ("recent", "int32", (2, recent_tokens)),
             ("live_text", "int32", (2, live_tokens + depth + 1)),
             ("live", "int32", (2, live_tokens)),
+            ("calibration", "float32", (2, CALIBRATION_WORDS)),
         ],
     )
 
@@ -151,6 +167,8 @@ def row_block_spec(handle: str, max_rows: int, max_length: int) -> BlockSpec:
             ("slots", "int64", (slots, SLOT_WORDS)),
             ("document_ids", "uint8", (slots, MAX_DOCUMENT_ID_BYTES)),
             ("stats", "int64", (STATS_WORDS,)),
+            ("learning", "int64", (LEARNING_NAMESPACES, LEARNING_WORDS)),
             ("tokens", "int32", (slots, max_length)),
+            ("learned", "float32", (LEARNING_NAMESPACES, 2, CALIBRATION_WORDS)),
         ],
     )

@@ -9,6 +9,7 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
+from draftd.drafter.calibration import Calibration
 from draftd.drafter.documents import Document, Documents
 from draftd.drafter.index import LIVE, MAIN, RECENT, IndexArrays
 from draftd.drafter.keeper import KeptNamespace
@@ -23,6 +24,7 @@ class Namespace:
     Attributes:
         arrivals: When tokens came that are not visible yet, seconds.
         used_at: When a call last named it, seconds.
+        told_changes: The calibration's changes of which the keeper has been told; told_at: when, seconds.
     """
 
     name: str
@@ -32,8 +34,11 @@ class Namespace:
     documents: Documents
     segments: Segments
     lock: Lock
+    calibration: Calibration
     arrivals: list[float] = field(default_factory=list)
     used_at: float = field(default_factory=time.monotonic)
+    told_changes: int = 0
+    told_at: float = field(default_factory=time.monotonic)
 
     def tokens_of(self, document: Document) -> NDArray[np.int32]:
         """int32 [n]; all tokens of a document of which nothing was evicted. Call it under the lock."""
@@ -53,6 +58,7 @@ class Namespace:
             fingerprint=self.fingerprint,
             generation=self.documents.generation,
             evict_before=self.segments.evict_before,
+            calibration=self.calibration.to_bytes() if self.calibration.changes else self.calibration.start,
         )
 
     def info(self) -> NamespaceInfo:
@@ -74,4 +80,6 @@ class Namespace:
                 recent=version.lengths[RECENT],
                 live=version.lengths[LIVE],
                 bytes=self.index.resident_bytes(),
+                deciles=self.calibration.deciles(),
+                brier_score=self.calibration.brier_score(),
             )

@@ -1,15 +1,17 @@
-"""Parameters of the drafting rule, validated where they are made.
+"""Parameters of the drafting rules, validated where they are made.
 
-They mean what they mean in suffix decoding (arXiv 2411.04975); `max_depth` bounds match and draft together, as the depth of a suffix
-tree does.
+Those of the rule `tree` mean what they mean in suffix decoding (arXiv 2411.04975); `max_depth` bounds match and draft together, as the
+depth of a suffix tree does.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from draftd.drafter.errors import InvalidArgument
+from draftd.drafter.policy import CANDIDATES
 
 MAX_K = 64
 """Most tokens a draft may have."""
@@ -21,17 +23,25 @@ MAX_VOCAB = 2**21 - 1
 """Largest vocabulary size: three tokens of 21 bits make one sort key."""
 
 
+Policy = Literal["calibrated", "tree"]
+"""A rule of drafting: `calibrated` learns how often it is right, `tree` is the suffix tree's."""
+
+
 @dataclass(frozen=True, slots=True)
 class DraftParams:
     """How to draft.
 
     Attributes:
         k: Most tokens of a draft, in [1, 64].
-        max_depth: Most tokens of match and draft together, in [2, 64].
+        policy: The rule.
+        tau: Rule `calibrated`: smallest survival probability that a drafted token may have, in [0, 1]: what one more token to verify
+            costs, as a share of a request's part of a step.
+        branches: Rule `calibrated`: most tokens that may follow one, in [1, 3]; 1 makes chains, more make trees of k tokens.
+        max_depth: Rule `tree`, as are those that follow: most tokens of match and draft together, in [2, 64].
         spec_factor: A match of L tokens gives at most ``spec_factor * L + spec_offset`` tokens; in [0, 1000].
         spec_offset: See `spec_factor`; in [-1000, 1000].
         min_token_prob: Smallest survival probability that a drafted token may have, in [0, 1].
-        use_local: Draft from the request's own tokens.
+        use_local: Both rules: draft from the request's own tokens.
         use_corpus: Draft from the corpus.
 
     Raises:
@@ -45,8 +55,15 @@ class DraftParams:
     min_token_prob: float = 0.1
     use_local: bool = True
     use_corpus: bool = True
+    policy: Policy = "calibrated"
+    tau: float = 0.1
+    branches: int = 1
 
     def __post_init__(self) -> None:
+        if self.policy not in get_args(Policy):
+            raise InvalidArgument(f"parameters.policy is {self.policy!r}; it must be calibrated or tree", "parameters.policy")
+        _check("tau", self.tau, 0, 1)
+        _check("branches", self.branches, 1, CANDIDATES)
         _check("k", self.k, 1, MAX_K)
         _check("max_depth", self.max_depth, 2, MAX_DEPTH)
         _check("spec_factor", self.spec_factor, 0, 1000)

@@ -21,6 +21,9 @@ LENGTH_BUCKETS: Final = (0, 1, 2, 3, 4, 4, 5, 6, 7)
 """Of each level: 1, 2, 3, 4-5, 6-8, 9-12, 13-20 or more tokens."""
 LENGTH_BUCKET_COUNT: Final = 8
 
+TOP_LEVELS: Final = 4
+"""Levels that vote in each source: the longest that occurs there, and those below it."""
+
 SOURCES: Final = 2
 """0: the request's own tokens, 1: the corpus."""
 GAPS: Final = 3
@@ -36,7 +39,7 @@ KINDS: Final = 3
 
 FINE_CELLS: Final = SOURCES * LEVELS * GAPS * COUNT_BUCKETS * SHARE_BUCKETS * KINDS
 COARSE_CELLS: Final = SOURCES * LENGTH_BUCKET_COUNT * GAPS * SHARE_BUCKETS * KINDS
-MAX_VOTES: Final = SOURCES * LEVELS * 2
+MAX_VOTES: Final = SOURCES * TOP_LEVELS * 2
 
 COARSE_WEIGHT: Final = 8.0
 """Trials that a cell's first guess is worth in its coarse estimate."""
@@ -75,7 +78,7 @@ SURVIVAL_BUCKETS: Final = len(SURVIVAL_BOUNDS) + 2
 REFINED_CONTEXTS: Final = SURVIVAL_BUCKETS + CANDIDATES - 1
 """The likeliest candidate's, then one for each other place."""
 REFINED_CELLS: Final = REFINED_CONTEXTS * KNOTS
-REFINED_WEIGHT: Final = 20.0
+REFINED_WEIGHT: Final = 10.0
 """Trials that a knot's own probability is worth."""
 REFINED_LIMIT: Final = 500.0
 

@@ -13,12 +13,16 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from draftd.drafter.drafts import Drafts
+from draftd.drafter.drafts import Drafts, RowLessons
 from draftd.drafter.layout import CONTROL_EPOCH, CONTROL_HEARTBEAT_NS, HEADER_VOCAB, ROWS_HEADER_WORDS, ROWS_PIN, BlockSpec
+from draftd.drafter.lessons import Learned, Lesson
+from draftd.drafter.ops.calibrated.cpu import draft_calibrated
+from draftd.drafter.ops.calibrated.cpu_versioned import draft_calibrated_versioned
 from draftd.drafter.ops.draft.cpu import draft_rows
 from draftd.drafter.ops.draft.versioned import draft_versioned
 from draftd.drafter.ops.intrinsics import observe, publish
 from draftd.drafter.params import DraftParams
+from draftd.drafter.policy import shipped_prior
 from draftd.drafter.rows import RowBlock
 from draftd.drafter.shm import SharedBlock
 
@@ -39,6 +43,18 @@ def draft_local(addresses: NDArray[np.int64], lengths: NDArray[np.int64], params
     n = len(addresses)
     drafts = Drafts.empty(n, params.k)
     none = _NO_TOKENS
+    if params.policy == "calibrated":
+        lesson = Lesson.unset(drafts, None)
+        lesson.parents[:] = -1
+        draft_calibrated(
+            addresses, lengths, np.zeros(n, np.bool_), params.use_local,
+            none, none, 0, none, 0, none, 0, none, none, 0, 0, 1, 1,
+            shipped_prior(), params.branches, params.tau, int(lengths.max(initial=0)),
+            drafts.tokens, drafts.probabilities, lesson.parents, drafts.counts, drafts.source, drafts.match_length, drafts.occurrences,
+            lesson.ints, lesson.floats,
+        )  # fmt: skip
+        drafts.parents = lesson.parents if params.branches > 1 else None
+        return drafts
     draft_rows(
         addresses, lengths, np.zeros(n, np.bool_), params.use_local,
         none, none, 0, none, 0, none, 0, none, none, 0, 0, 1,
@@ -65,13 +81,19 @@ def row_addresses(tokens: NDArray[np.int32], slots: NDArray[np.integer[Any]]) ->
 
 
 class MappedIndex:
-    """The arrays of one namespace's index, read-only."""
+    """The arrays of one namespace's index, read-only.
+
+    Attributes:
+        learned: Where what its drafts teach goes; None: nowhere.
+    """
 
     def __init__(self, spec: BlockSpec) -> None:
         _, arrays = SharedBlock.from_spec(spec)
         self.handle = spec.handle
         self.header = cast(NDArray[np.int64], arrays["header"])
         self.arrays = tuple(cast(NDArray[np.int32], arrays[n]) for n in ("text", "main", "buckets", "recent", "live_text", "live"))
+        self.calibration = cast(NDArray[np.float32], arrays["calibration"])
+        self.learned: Learned | None = None
         self.ring = self.arrays[1].shape[1]
         self.vocab_size = int(self.header[HEADER_VOCAB])
 
@@ -83,24 +105,39 @@ class MappedIndex:
         lengths: NDArray[np.int64],
         params: DraftParams,
     ) -> Drafts:
-        """Drafts for rows of this namespace; see draft_versioned.
+        """Drafts for rows of this namespace; see draft_versioned and draft_calibrated_versioned.
 
         Raises:
             TornRead: Every version read was overwritten meanwhile.
         """
         n = len(addresses)
         drafts = Drafts.unset(n, params.k)
-        version = draft_versioned(
-            control, pins, self.header, *self.arrays, self.ring,
-            addresses, lengths, np.full(n, params.use_corpus), params.use_local,
-            params.k, params.max_depth, params.spec_factor, params.spec_offset, params.min_token_prob, int(lengths.max(initial=0)),
-            drafts.tokens, drafts.probabilities, drafts.counts, drafts.source, drafts.match_length, drafts.occurrences,
-        )  # fmt: skip
+        lesson: Lesson | None = None
+        if params.policy == "calibrated":
+            lesson = Lesson.unset(drafts, self.learned)
+            version = draft_calibrated_versioned(
+                control, pins, self.header, *self.arrays, self.ring, self.calibration,
+                addresses, lengths, np.full(n, params.use_corpus), params.use_local,
+                params.branches, params.tau, int(lengths.max(initial=0)),
+                drafts.tokens, drafts.probabilities, lesson.parents, drafts.counts, drafts.source, drafts.match_length, drafts.occurrences,
+                lesson.ints, lesson.floats,
+            )  # fmt: skip
+        else:
+            version = draft_versioned(
+                control, pins, self.header, *self.arrays, self.ring,
+                addresses, lengths, np.full(n, params.use_corpus), params.use_local,
+                params.k, params.max_depth, params.spec_factor, params.spec_offset, params.min_token_prob, int(lengths.max(initial=0)),
+                drafts.tokens, drafts.probabilities, drafts.counts, drafts.source, drafts.match_length, drafts.occurrences,
+            )  # fmt: skip
         if version < 0:
             raise TornRead("the index was overwritten under every try")
         if version == 0:
             return draft_local(addresses, lengths, params)
         drafts.version[:] = version
+        if lesson is not None:
+            drafts.parents = lesson.parents if params.branches > 1 else None
+            if self.learned is not None:
+                drafts.lessons.append(RowLessons(np.arange(n), np.arange(n), lesson))
         return drafts
 
 
@@ -116,6 +153,7 @@ class IndexReader:
         self._control = control
         self._pins = np.zeros(ROWS_HEADER_WORDS, np.int64) if pins is None else pins
         self._indexes: dict[str, MappedIndex] = {}
+        self._learned: dict[str, Learned] = {}
         self._rows: RowBlock | None = None
 
     @staticmethod
@@ -134,11 +172,20 @@ class IndexReader:
 
     def add_index(self, name: str, spec: BlockSpec) -> None:
         """Maps a namespace's index, in place of one of the same name."""
-        self._indexes[name] = MappedIndex(spec)
+        index = MappedIndex(spec)
+        index.learned = self._learned.get(name)
+        self._indexes[name] = index
+
+    def learn_into(self, name: str, learned: Learned) -> None:
+        """What drafts from a namespace teach goes there, also when its index is mapped later."""
+        self._learned[name] = learned
+        if name in self._indexes:
+            self._indexes[name].learned = learned
 
     def remove_index(self, name: str) -> None:
         """Forgets a namespace's index."""
         self._indexes.pop(name, None)
+        self._learned.pop(name, None)
 
     def writer_heartbeat_age_s(self) -> float:
         """Seconds since the writer last showed that it lives."""

@@ -12,9 +12,17 @@ from numpy.typing import NDArray
 from draftd.drafter.errors import InvalidArgument
 
 
+class Decile(NamedTuple):
+    """Drafted tokens whose survival was predicted in one tenth of [0, 1]: how many, the mean prediction, the share accepted."""
+
+    drafted: int
+    predicted: float
+    accepted: float
+
+
 @dataclass(frozen=True, slots=True)
 class NamespaceInfo:
-    """State of a namespace; the fields are those of draftd.v1.Namespace and Segments."""
+    """State of a namespace; the fields are those of draftd.v1.Namespace, Segments and Calibration."""
 
     name: str
     vocab_size: int
@@ -30,6 +38,8 @@ class NamespaceInfo:
     recent: int
     live: int
     bytes: int
+    deciles: tuple[Decile, ...] = ()
+    brier_score: float = 0.0
 
 
 class StoredDocument(NamedTuple):

@@ -6,7 +6,7 @@ The engine may be wrong, slow or dead: everything read from the block is checked
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
@@ -59,6 +59,7 @@ class PolledRows:
         self._taken = np.zeros((self.rows.n_slots, 3), np.int64)  # generation, length, state
         self._refused = np.zeros(self.rows.n_slots, np.int64)  # generation that was refused
         self._last_poll = time.perf_counter()
+        self._learned = [self.rows.learned(i) for i in range(layout.LEARNING_NAMESPACES)]
 
     @property
     def rows_in_use(self) -> int:
@@ -104,6 +105,13 @@ class PolledRows:
                 self.errors += 1
                 self._refused[slot] = generation
         return Seen(slot, generation, length, ended)
+
+    def take_learned(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
+        """What the engine has learned since the last call, by namespace."""
+        for namespace, learned in zip(self.namespaces, self._learned, strict=False):
+            delta = learned.take()
+            if delta is not None:
+                yield namespace, delta
 
     def mark_visible(self, seen: list[Seen]) -> None:
         """Tells the engine that what was read is visible, and which slots it may use again."""

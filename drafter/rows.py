@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from draftd.drafter import layout
 from draftd.drafter.layout import BlockSpec
+from draftd.drafter.lessons import Learned
 from draftd.drafter.ops.intrinsics import observe, publish
 from draftd.drafter.shm import SharedBlock
 from draftd.drafter.stats import EngineStats
@@ -48,6 +49,9 @@ class RowBlock:
         self.tokens = cast(NDArray[np.int32], arrays["tokens"])
         self.lengths: NDArray[np.int64] = self.slots[:, layout.SLOT_LENGTH]
         self.stats = EngineStats(cast(NDArray[np.int64], arrays["stats"]))
+        self._learning = cast(NDArray[np.int64], arrays["learning"])
+        self._halves = cast(NDArray[np.float32], arrays["learned"])
+        self._learned_offset = next(a.offset for a in spec.arrays if a.name == "learned")
         self.n_slots, self.max_length = self.tokens.shape
         self._reserved = np.zeros(self.n_slots, np.int64)
         self._starts = 0
@@ -64,6 +68,17 @@ class RowBlock:
             first = slot * self.max_length + int(self._reserved[slot])
             self._block.reserve(self._tokens_offset + 4 * first, 4 * (want - int(self._reserved[slot])))
             self._reserved[slot] = want
+
+    def learned(self, namespace_index: int, *, reserve: bool = False) -> Learned:
+        """What the engine learns in one of the attachment's namespaces; who learns says `reserve`, which takes the memory.
+
+        Raises:
+            OSError: There is not enough.
+        """
+        halves = self._halves[namespace_index]
+        if reserve:
+            self._block.reserve(self._learned_offset + namespace_index * halves.nbytes, halves.nbytes)
+        return Learned(self._learning[namespace_index], halves)
 
     def unlink(self) -> None:
         """Removes the block's name; mappings stay valid."""

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
 from draftd.drafter.corpus_config import DEVICE
-from draftd.drafter.params import MAX_DEPTH, MAX_K, DraftParams
+from draftd.drafter.params import MAX_DEPTH, MAX_K, DraftParams, Policy
 from draftd.server.replicate.settings import NODE_NAME, STREAM_NAME, servers_of
 
 ENV_PREFIX = "DRAFTD_"
@@ -238,6 +238,13 @@ class ServerConfig(BaseSettings):
         5000, "Limits", "ms", "Longest time that wait_visible waits before DEADLINE_EXCEEDED; what was sent is kept.", ge=1, le=600_000
     )
 
+    policy: Policy = _setting(
+        "calibrated",
+        "Drafting",
+        "",
+        "Default of DraftParameters.policy: calibrated learns how often it is right; tree is the suffix tree's.",
+    )
+    tau: float = _setting(0.1, "Drafting", "probability", "Default of DraftParameters.tau, for calibrated.", ge=0.0, le=1.0)
     draft_k: int = _setting(16, "Drafting", "tokens", "Default of DraftParameters.k.", ge=1, le=MAX_K)
     draft_max_depth: int = _setting(64, "Drafting", "tokens", "Default of DraftParameters.max_depth; at most depth.", ge=2, le=MAX_DEPTH)
     draft_spec_factor: float = _setting(2.0, "Drafting", "", "Default of DraftParameters.spec_factor.", ge=0.0, le=1000.0)
@@ -375,6 +382,8 @@ class ServerConfig(BaseSettings):
             spec_factor=self.draft_spec_factor,
             spec_offset=self.draft_spec_offset,
             min_token_prob=self.draft_min_token_prob,
+            policy=self.policy,
+            tau=self.tau,
         )
 
 

@@ -114,6 +114,16 @@ CATALOGUE: tuple[MetricInfo, ...] = (
     MetricInfo("draftd_corpus_bytes", "gauge", ("namespace",), "Bytes of corpus and index in use."),
     MetricInfo("draftd_corpus_segment_tokens", "gauge", ("namespace", "segment"), "Suffixes in each segment of the index."),
     MetricInfo(
+        "draftd_predicted_acceptance",
+        "gauge",
+        ("namespace", "decile"),
+        "Mean predicted survival of drafted tokens by its tenth, 0 to 9, of the last million or so; policy calibrated.",
+    ),
+    MetricInfo("draftd_observed_acceptance", "gauge", ("namespace", "decile"), "Share of those tokens that engines committed."),
+    MetricInfo("draftd_predicted_tokens", "gauge", ("namespace", "decile"), "How many tokens that is."),
+    MetricInfo("draftd_brier_score", "gauge", ("namespace",), "Mean squared difference of predicted survival and what happened."),
+    MetricInfo("draftd_calibration_refused_total", "counter", (), "Times that an engine handed over what it cannot have learned."),
+    MetricInfo(
         "draftd_device_memory_bytes", "gauge", ("part",), "GPU memory of the service: indexes, free for further ones, and working memory."
     ),
     MetricInfo("draftd_namespaces", "gauge", (), "Namespaces in memory."),

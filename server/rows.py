@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from draftd.drafter.corpus import Corpus
 from draftd.drafter.documents import LEAD_TOKENS, IngestResult
-from draftd.drafter.drafts import Drafts
+from draftd.drafter.drafts import Drafts, accepted_of
 from draftd.drafter.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from draftd.drafter.layout import MAX_DOCUMENT_ID_BYTES
+from draftd.drafter.lessons import Lesson
 from draftd.drafter.records import RowContext
 from draftd.drafter.stats import EngineStats
 
@@ -43,6 +44,7 @@ class ServedRow:
         kept: Output tokens handed to the corpus.
         lost: The corpus dropped the document; nothing more of it is kept.
         refusal: Why the corpus takes no more of the document, if that is its caller's doing.
+        lesson: What the last draft was decided from, and its place there, until something came after it.
         draft: The last draft, made when the row had `draft_at` tokens; `draft_at` is 0 once it is settled.
     """
 
@@ -58,6 +60,8 @@ class ServedRow:
     draft: list[int] = field(default_factory=list)
     draft_at: int = 0
     draft_source: int = 0
+    draft_parents: Sequence[int] = ()
+    lesson: tuple[Lesson, int] | None = None
 
     def extend(self, tokens: NDArray[np.int32]) -> None:
         """Appends int32 [n]."""
@@ -188,12 +192,15 @@ class ServedRows:
         counts = drafts.counts.tolist()
         sources = drafts.source.tolist()
         tokens = drafts.tokens.tolist()
+        lessons = {i: (of.lesson, place) for of in drafts.lessons for i, place in zip(of.rows.tolist(), of.places.tolist(), strict=True)}
         for i, update in zip(indices, updates, strict=True):
             row = self._rows.get(update.document_id)
             if row is not None and update.offset + len(update.tokens) == row.length:
                 row.draft = tokens[i][: counts[i]]
                 row.draft_source = sources[i]
+                row.draft_parents = range(-1, counts[i] - 1) if drafts.parents is None else drafts.parents[i, : counts[i]].tolist()
                 row.draft_at = row.length
+                row.lesson = lessons.get(i)
 
     def keep_up(self) -> None:
         """Settles the last draft of each row that grew, and hands its new output to the corpus."""
@@ -281,11 +288,13 @@ class ServedRows:
         start = row.draft_at
         if not start or row.length <= start:
             return
+        if row.lesson is not None:
+            lesson, place = row.lesson
+            row.lesson = None
+            truth = row.buffer[start : min(row.length, start + lesson.ints.shape[1])]
+            lesson.learn(np.array([place]), truth[None], np.array([len(truth)]))
         if row.draft:
-            accepted = 0
-            for proposed, committed in zip(row.draft, row.buffer[start : row.length].tolist(), strict=False):
-                if proposed != committed:
-                    break
-                accepted += 1
+            truth = row.buffer[start : min(row.length, start + len(row.draft))].tolist()
+            accepted = accepted_of(row.draft, row.draft_parents, truth)
             self._stats.count_verified(row.draft_source, len(row.draft), accepted)
         row.draft_at = 0

@@ -1,11 +1,13 @@
 """Fills the metrics from the core and the attachments, at each scrape and each housekeeping tick."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import structlog
 
 from draftd.drafter.corpus import Corpus
+from draftd.drafter.records import NamespaceInfo
 from draftd.drafter.stats import EngineStats
 from draftd.server.attachments import HANDLE, INLINE, MAPPED, Attachment, Attachments
 from draftd.server.dashboard.events import Events
@@ -138,6 +140,27 @@ class Telemetry:
             for label, value in by_label.items():
                 metrics.advance(name, value, label)
 
+    def _acceptance_gauges(self, infos: Sequence[NamespaceInfo]) -> None:
+        """Predicted and observed acceptance; of namespaces that share a label those of the one that has drafted most."""
+        shown: dict[str, NamespaceInfo] = {}
+        for info in sorted(infos, key=lambda i: sum(d.drafted for d in i.deciles)):
+            if any(d.drafted for d in info.deciles):
+                shown[self._metrics.namespace_label(info.name)] = info
+        for name, attribute in (
+            ("draftd_predicted_acceptance", "predicted"),
+            ("draftd_observed_acceptance", "accepted"),
+            ("draftd_predicted_tokens", "drafted"),
+        ):
+            values: dict[tuple[str, ...], float] = {
+                (label, str(i)): float(getattr(decile, attribute))
+                for label, info in shown.items()
+                for i, decile in enumerate(info.deciles)
+                if decile.drafted
+            }
+            self._metrics.replace(name, values)
+        self._metrics.replace("draftd_brier_score", {(label,): info.brier_score for label, info in shown.items()})
+        self._metrics.advance("draftd_calibration_refused_total", self._corpus.calibrations_refused)
+
     def _corpus_gauges(self) -> None:
         infos = self._corpus.namespaces()
         self._metrics.set("draftd_namespaces", len(infos))
@@ -164,5 +187,6 @@ class Telemetry:
             self._metrics.count("draftd_corpus_evicted_tokens_total", label, amount=added)
             self._evicted[info.name] = info.evicted_tokens
         self._metrics.replace("draftd_corpus_segment_tokens", segments)
+        self._acceptance_gauges(infos)
         for name in self._evicted.keys() - {info.name for info in infos}:
             del self._evicted[name]

@@ -18,6 +18,7 @@ from draftd.client.failopen import FailOpen
 from draftd.client.rows import Request, RowTable
 from draftd.client.transports import Link
 from draftd.drafter.drafts import Drafts
+from draftd.drafter.layout import LEARNING_NAMESPACES
 from draftd.drafter.params import DraftParams
 from draftd.drafter.reader import IndexReader, TornRead, row_addresses
 from draftd.drafter.rows import RowBlock
@@ -46,6 +47,8 @@ class MappedTransport:
             {index.namespace: wire.block_spec(index.block) for index in response.indexes},
             self.block,
         )
+        for i, name in enumerate(namespaces[:LEARNING_NAMESPACES]):
+            self._reader.learn_into(name, self.block.learned(i, reserve=True))
         if self.block.max_length < table.max_length:
             raise ValueError(f"the row block has rows of {self.block.max_length} tokens; {table.max_length} were asked for")
         self._free = list(range(self.block.n_slots))

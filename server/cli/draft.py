@@ -1,6 +1,7 @@
 """`draftd propose` and `draftd explain`: a draft for a token list or a text, and why it is what it is."""
 
 import json
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,14 @@ from draftd.server.cli.failure import Failure, UsageFailure
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+
+class PolicyName(StrEnum):
+    """--policy"""
+
+    calibrated = "calibrated"
+    tree = "tree"
+
 
 TokensOption = Annotated[str, typer.Option("--tokens", "-t", help="Context as token ids: 1,2,3 or '1 2 3'.", show_default=False)]
 TextOption = Annotated[str, typer.Option("--text", help="Context as text; needs --tokenizer.", show_default=False)]
@@ -29,6 +38,14 @@ FactorOption = Annotated[float | None, typer.Option("--spec-factor", help="Draft
 OffsetOption = Annotated[float | None, typer.Option("--spec-offset", help="Draft tokens beside those.", show_default=False)]
 ProbOption = Annotated[float | None, typer.Option("--min-token-prob", help="Least survival probability of a token.", show_default=False)]
 
+PolicyOption = Annotated[PolicyName | None, typer.Option("--policy", help="The rule. [default: the service's]", show_default=False)]
+TauOption = Annotated[float | None, typer.Option("--tau", help="Calibrated: least survival probability of a token.", show_default=False)]
+BranchesOption = Annotated[
+    int | None,
+    typer.Option("--branches", help="Calibrated: most tokens that may follow one; above 1: trees.", show_default=False),
+]
+
+POLICIES = {PolicyName.calibrated: pb.POLICY_CALIBRATED, PolicyName.tree: pb.POLICY_TREE}
 SOURCES = {pb.SOURCE_UNSPECIFIED: "none", pb.SOURCE_LOCAL: "local", pb.SOURCE_CORPUS: "corpus"}
 
 
@@ -42,13 +59,23 @@ def propose(
     spec_factor: FactorOption = None,
     spec_offset: OffsetOption = None,
     min_token_prob: ProbOption = None,
+    policy: PolicyOption = None,
+    tau: TauOption = None,
+    branches: BranchesOption = None,
     endpoint: EndpointOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Draft for one context, as an engine would get it."""
     context = Context(tokens, text, tokenizer)
     parameters = pb.DraftParameters(
-        k=k, max_depth=max_depth, spec_factor=spec_factor, spec_offset=spec_offset, min_token_prob=min_token_prob
+        k=k,
+        max_depth=max_depth,
+        spec_factor=spec_factor,
+        spec_offset=spec_offset,
+        min_token_prob=min_token_prob,
+        policy=POLICIES[policy] if policy else None,
+        tau=tau,
+        branches=branches,
     )
     request = pb.ProposeRequest(rows=[pb.Row(tokens=context.tokens, namespace=namespace)], parameters=parameters)
     with channel(endpoint) as opened:
@@ -70,6 +97,9 @@ def explain(
     spec_factor: FactorOption = None,
     spec_offset: OffsetOption = None,
     min_token_prob: ProbOption = None,
+    policy: PolicyOption = None,
+    tau: TauOption = None,
+    branches: BranchesOption = None,
     limit: Annotated[int, typer.Option(help="Most next tokens and documents a match.")] = 3,
     endpoint: EndpointOption = "",
     as_json: JsonOption = False,
@@ -77,7 +107,14 @@ def explain(
     """Show every matched suffix of a context, what followed it, where it comes from, and the draft that it gives."""
     context = Context(tokens, text, tokenizer)
     parameters = pb.DraftParameters(
-        k=k, max_depth=max_depth, spec_factor=spec_factor, spec_offset=spec_offset, min_token_prob=min_token_prob
+        k=k,
+        max_depth=max_depth,
+        spec_factor=spec_factor,
+        spec_offset=spec_offset,
+        min_token_prob=min_token_prob,
+        policy=POLICIES[policy] if policy else None,
+        tau=tau,
+        branches=branches,
     )
     request = pb.ExplainRequest(namespace=namespace, tokens=context.tokens, parameters=parameters, limit=limit)
     with channel(endpoint) as opened:
@@ -105,6 +142,13 @@ def explain(
         )
     wide_console().print(table)
     _print_draft(context, response.draft)
+    if response.candidates:
+        shown = ", ".join(f"{context.show([c.token])} ({c.probability:.2f})" for c in response.candidates)
+        typer.echo(f"may come next  {shown}")
+    scored = [d for d in response.calibration.deciles if d.drafted]
+    if scored:
+        shown = ", ".join(f"{d.predicted:.2f} -> {d.accepted:.2f}" for d in scored)
+        typer.echo(f"predictions    {shown}  (survival: predicted -> observed; Brier score {response.calibration.brier_score:.3f})")
 
 
 class Context:
@@ -137,6 +181,8 @@ class Context:
             "match_length": draft.match_length,
             "occurrences": draft.occurrences,
         }
+        if draft.parents:
+            fields["parents"] = list(draft.parents)
         if self._tokenizer:
             fields["text"] = self._tokenizer.decode(list(draft.tokens))
         return fields
@@ -165,6 +211,8 @@ def _print_draft(context: Context, draft: pb.Draft) -> None:
         return
     typer.echo(f"draft          {context.show(draft.tokens)}")
     typer.echo(f"probabilities  {' '.join(f'{p:.2f}' for p in draft.probabilities)}")
+    if draft.parents:
+        typer.echo(f"after          {' '.join(map(str, draft.parents))}  (place of the token before each one)")
     typer.echo(f"from           {SOURCES[draft.source]}: match of {draft.match_length} tokens, {draft.occurrences} occurrences")
 
 
@@ -187,4 +235,12 @@ def _explain_json(context: Context, response: pb.ExplainResponse) -> dict[str, o
         ],
         "draft": context.draft_json(response.draft),
         "version": response.version,
+        "candidates": [{"token": c.token, "probability": round(c.probability, 6)} for c in response.candidates],
+        "calibration": {
+            "deciles": [
+                {"drafted": d.drafted, "predicted": round(d.predicted, 6), "accepted": round(d.accepted, 6)}
+                for d in response.calibration.deciles
+            ],
+            "brier_score": round(response.calibration.brier_score, 6),
+        },
     }

@@ -44,6 +44,7 @@ class CorpusChoice(StrEnum):
 class PolicyChoice(StrEnum):
     """--policy"""
 
+    calibrated = "calibrated"
     tree = "tree"
 
 
@@ -63,11 +64,20 @@ def replay(
     ] = CorpusChoice.shared,
     concurrency: Annotated[int, typer.Option(help="Sessions at a time, in each engine.", min=1, max=4096)] = 16,
     k: Annotated[int, typer.Option("--k", help="Most tokens of a draft.", min=1, max=MAX_K)] = _DEFAULT.k,
-    max_depth: Annotated[int, typer.Option(help="Most tokens of match and draft together.", min=2, max=MAX_DEPTH)] = _DEFAULT.max_depth,
-    policy: Annotated[PolicyChoice, typer.Option(help="Drafting policy.")] = PolicyChoice.tree,
-    spec_factor: Annotated[float, typer.Option(help="A match of L tokens drafts at most factor x L + offset.")] = _DEFAULT.spec_factor,
+    max_depth: Annotated[
+        int, typer.Option(help="Policy tree: most tokens of match and draft together.", min=2, max=MAX_DEPTH)
+    ] = _DEFAULT.max_depth,
+    policy: Annotated[PolicyChoice, typer.Option(help="Drafting policy.")] = PolicyChoice.calibrated,
+    tau: Annotated[
+        float, typer.Option(help="Policy calibrated: smallest survival probability of a drafted token.", min=0, max=1)
+    ] = _DEFAULT.tau,
+    spec_factor: Annotated[
+        float, typer.Option(help="Policy tree: a match of L tokens drafts at most factor x L + offset.")
+    ] = _DEFAULT.spec_factor,
     spec_offset: Annotated[float, typer.Option(help="See --spec-factor; tokens.")] = _DEFAULT.spec_offset,
-    min_token_prob: Annotated[float, typer.Option(help="Smallest survival probability of a drafted token.")] = _DEFAULT.min_token_prob,
+    min_token_prob: Annotated[
+        float, typer.Option(help="Policy tree: smallest survival probability of a drafted token.")
+    ] = _DEFAULT.min_token_prob,
     visibility: Annotated[
         VisibilityChoice,
         typer.Option(help="step: wait each step until all is visible, so that figures repeat exactly; free: as fast as it can."),
@@ -98,7 +108,7 @@ def replay(
             engines=engines,
             sharing=corpus.value,
             transport=transport.value,
-            params=DraftParams(k, max_depth, spec_factor, spec_offset, min_token_prob),
+            params=DraftParams(k, max_depth, spec_factor, spec_offset, min_token_prob, policy=policy.value, tau=tau),
             concurrency=concurrency,
             step=visibility is VisibilityChoice.step,
             step_ms=step_ms,

@@ -13,7 +13,7 @@ from draftd.drafter.drafts import Drafts
 from draftd.drafter.errors import InvalidArgument
 from draftd.drafter.explain import Explanation
 from draftd.drafter.layout import BlockSpec
-from draftd.drafter.params import DraftParams
+from draftd.drafter.params import DraftParams, Policy
 from draftd.drafter.records import NamespaceInfo
 from draftd.proto.draftd.v1 import draftd_pb2 as pb
 from draftd.server.replicate.counts import ReplicationState
@@ -26,6 +26,7 @@ _DATA_TYPES = {
     "float32": pb.DATA_TYPE_FLOAT32,
     "uint8": pb.DATA_TYPE_UINT8,
 }
+_POLICIES: dict[int, Policy] = {pb.POLICY_CALIBRATED: "calibrated", pb.POLICY_TREE: "tree"}
 
 
 class TokenCarrier(Protocol):
@@ -51,6 +52,19 @@ def tokens_of(message: TokenCarrier, field: str) -> NDArray[np.int32]:
             raise InvalidArgument(f"{field}: give tokens or packed_tokens, not both", f"{field}.tokens")
         return np.frombuffer(packed, _INT32)
     return np.array(message.tokens, np.int32)
+
+
+def lead_of(document: pb.IngestDocument, field: str) -> NDArray[np.int32]:
+    """What stood before a document, int32 [n].
+
+    Raises:
+        InvalidArgument: It is not a whole number of int32.
+    """
+    if len(document.packed_lead) % 4:
+        raise InvalidArgument(
+            f"{field}.packed_lead has {len(document.packed_lead)} bytes; it must be a multiple of 4", f"{field}.packed_lead"
+        )
+    return np.frombuffer(document.packed_lead, _INT32)
 
 
 def check_vocabulary(tokens: NDArray[np.int32], vocab_size: int, field: str) -> None:
@@ -95,6 +109,9 @@ def params_of(message: pb.DraftParameters, defaults: DraftParams, max_k: int, li
         min_token_prob=given.get("min_token_prob", defaults.min_token_prob),
         use_local=given.get("use_local", defaults.use_local),
         use_corpus=given.get("use_corpus", defaults.use_corpus),
+        policy=_POLICIES.get(given.get("policy", pb.POLICY_UNSPECIFIED), defaults.policy),
+        tau=given.get("tau", defaults.tau),
+        branches=given.get("branches", defaults.branches),
     )
 
 
@@ -108,6 +125,9 @@ def params_message(params: DraftParams) -> pb.DraftParameters:
         min_token_prob=params.min_token_prob,
         use_local=params.use_local,
         use_corpus=params.use_corpus,
+        policy=pb.POLICY_TREE if params.policy == "tree" else pb.POLICY_CALIBRATED,
+        tau=params.tau,
+        branches=params.branches,
     )
 
 
@@ -121,6 +141,7 @@ def add_drafts(response: pb.ProposeResponse, drafts: Drafts, packed: bool) -> No
     sources = drafts.source.tolist()
     lengths = drafts.match_length.tolist()
     occurrences = drafts.occurrences.tolist()
+    parents = [] if drafts.parents is None else drafts.parents.tolist()
     for i, count in enumerate(drafts.counts.tolist()):
         if not count:
             add()
@@ -131,6 +152,7 @@ def add_drafts(response: pb.ProposeResponse, drafts: Drafts, packed: bool) -> No
                 source=sources[i],
                 match_length=lengths[i],
                 occurrences=occurrences[i],
+                parents=parents[i][:count] if parents else None,
             )
         else:
             add(
@@ -139,6 +161,7 @@ def add_drafts(response: pb.ProposeResponse, drafts: Drafts, packed: bool) -> No
                 source=sources[i],
                 match_length=lengths[i],
                 occurrences=occurrences[i],
+                parents=parents[i][:count] if parents else None,
             )
 
 
@@ -172,7 +195,15 @@ def namespace_message(info: NamespaceInfo, attachments: int, asleep: bool = Fals
         bytes=info.bytes,
         attachments=attachments,
         asleep=asleep,
+        calibration=_calibration(info),
     )
+
+
+def _calibration(info: NamespaceInfo) -> pb.Calibration | None:
+    if not any(d.drafted for d in info.deciles):
+        return None
+    deciles = [pb.Decile(drafted=d.drafted, predicted=d.predicted, accepted=d.accepted) for d in info.deciles]
+    return pb.Calibration(deciles=deciles, brier_score=info.brier_score)
 
 
 def store_message(store: Store) -> pb.Store:
@@ -207,7 +238,7 @@ def replication_message(state: ReplicationState) -> pb.Replication:
     )
 
 
-def explain_message(explanation: Explanation) -> pb.ExplainResponse:
+def explain_message(explanation: Explanation, info: NamespaceInfo) -> pb.ExplainResponse:
     """An explanation as a message."""
     drafted = pb.ProposeResponse()
     add_drafts(drafted, explanation.drafts, packed=False)
@@ -230,4 +261,8 @@ def explain_message(explanation: Explanation) -> pb.ExplainResponse:
         ],
         draft=drafted.drafts[0],
         version=explanation.version,
+        candidates=[
+            pb.Candidate(token=token, probability=p) for of in explanation.drafts.lessons for token, p in of.lesson.candidates(0, 0)
+        ],
+        calibration=_calibration(info),
     )

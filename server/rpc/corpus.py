@@ -121,7 +121,7 @@ class CorpusRpc(CorpusServiceServicer):
             raise InvalidArgument(f"limit is {request.limit}; it must be in [0, {_EXPLAIN_LIMIT}]", "limit")
         config = self._config
         params = params_of(request.parameters, config.draft_params(), config.max_k, "the service's limit", config.depth)
-        return explain_message(self._corpus.explain(name, tokens, params, request.limit or _EXPLAIN_DEFAULT))
+        return explain_message(self._corpus.explain(name, tokens, params, request.limit or _EXPLAIN_DEFAULT), self._corpus.namespace(name))
 
     @streaming
     async def Export(self, request: pb.ExportRequest, context: Context) -> AsyncIterator[pb.ExportResponse]:

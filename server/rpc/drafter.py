@@ -18,7 +18,7 @@ from draftd.server.attachments import HANDLE, INLINE, MAPPED, MAX_EXTRA_NAMESPAC
 from draftd.server.config import ServerConfig
 from draftd.server.metrics import Metrics
 from draftd.server.names import check_fingerprint, check_name, namespace_or_default
-from draftd.server.rpc.convert import block_message, check_vocabulary, params_message, tokens_of
+from draftd.server.rpc.convert import block_message, check_vocabulary, lead_of, params_message, tokens_of
 from draftd.server.rpc.durability import Durability
 from draftd.server.rpc.errors import Context, status_of, streaming, unary
 from draftd.server.rpc.gate import Gate
@@ -135,12 +135,19 @@ class Drafter(DrafterServiceServicer):
         vocab_size = self._corpus.vocab_size(namespace) if exists else request.vocab_size
         if request.vocab_size not in (0, vocab_size):
             raise FailedPrecondition(f"vocab_size is {request.vocab_size}; namespace {namespace!r} has {vocab_size}", "vocab_size")
-        checked = []
+        checked, leads = [], []
         for i, document in enumerate(documents):
             name = f"documents[{i}]"
             _check_document_id(document.document_id, name)
             tokens = tokens_of(document, name)
             check_vocabulary(tokens, vocab_size, name)
+            lead = lead_of(document, name)
+            if len(lead) > self._config.max_length:
+                raise InvalidArgument(
+                    f"{name}.packed_lead has {len(lead)} tokens; at most max_length={self._config.max_length}", f"{name}.packed_lead"
+                )
+            check_vocabulary(lead, vocab_size, f"{name}.packed_lead")
+            leads.append(lead)
             if document.offset < 0 or document.offset + len(tokens) > self._config.max_length:
                 raise InvalidArgument(
                     f"{name}.offset is {document.offset}, with {len(tokens)} tokens; a document has at most max_length="
@@ -152,9 +159,9 @@ class Drafter(DrafterServiceServicer):
             self._corpus.ensure_namespace(namespace, vocab_size)
         owner = attachment.id if attachment else ""
         results = []
-        for i, (document, tokens) in enumerate(zip(documents, checked, strict=True)):
+        for i, (document, tokens, lead) in enumerate(zip(documents, checked, leads, strict=True)):
             try:
-                result = self._corpus.ingest(namespace, document.document_id, document.offset, tokens, document.complete, owner)
+                result = self._corpus.ingest(namespace, document.document_id, document.offset, tokens, document.complete, owner, lead)
             except DraftdError as error:
                 raise type(error)(f"documents[{i}]: {error}", f"documents[{i}].{error.field}") from None
             results.append(_result(document.document_id, result))

@@ -73,6 +73,8 @@ class Proposer:
     def _attached(self, request: pb.ProposeRequest, attachment: Attachment) -> pb.ProposeResponse:
         engine = attachment.engine
         params = params_of(request.parameters, self._defaults, engine.k, "the attachment's k", self._config.depth)
+        if params.branches > 1 and attachment.tensors is not None:
+            raise InvalidArgument(f"parameters.branches is {params.branches}; the tensors of HANDLE hold chains: 1", "parameters.branches")
         if len(request.rows) > engine.max_rows:
             raise InvalidArgument(f"rows: {len(request.rows)} rows; the attachment's max_rows is {engine.max_rows}", "rows")
         rows: list[RowUpdate] = []

@@ -17,7 +17,7 @@ from draftd.server.names import check_name
 from draftd.server.store.directory import StoreError
 
 FILE = "corpus.sqlite"
-FORMAT = 1
+FORMAT = 2
 _APPLICATION_ID = 0x64726674
 _BUSY_S = 1.0
 _READ_ROWS = 2000
@@ -30,7 +30,8 @@ CREATE TABLE namespaces (
     vocab_size INTEGER NOT NULL,
     fingerprint TEXT NOT NULL,
     generation INTEGER NOT NULL,
-    evict_before INTEGER NOT NULL
+    evict_before INTEGER NOT NULL,
+    calibration BLOB NOT NULL DEFAULT x''
 ) STRICT;
 CREATE TABLE documents (
     committed_us INTEGER PRIMARY KEY,
@@ -44,6 +45,10 @@ CREATE TABLE documents (
 CREATE INDEX documents_of_namespace ON documents (namespace);
 CREATE TABLE damaged_documents AS SELECT * FROM documents WHERE 0;
 """
+
+
+_STEPS = {1: "ALTER TABLE namespaces ADD COLUMN calibration BLOB NOT NULL DEFAULT x''"}
+"""What makes the next format of each one."""
 
 
 class Damaged(Exception):
@@ -123,6 +128,8 @@ class Database:
         wrong = self._db.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if wrong != "ok":
             raise Damaged(str(wrong))
+        for step in range(version, FORMAT):
+            self._db.executescript(f"BEGIN; {_STEPS[step]}; PRAGMA user_version = {step + 1}; COMMIT;")
 
     def close(self) -> None:
         """Closes the file; what is in the log goes into it first."""
@@ -167,7 +174,7 @@ class Database:
         """All namespaces, the one made last first."""
         with self._lock:
             rows = self._db.execute(
-                "SELECT key, name, vocab_size, fingerprint, generation, evict_before FROM namespaces ORDER BY key DESC"
+                "SELECT key, name, vocab_size, fingerprint, generation, evict_before, calibration FROM namespaces ORDER BY key DESC"
             ).fetchall()
         return [KeptNamespace(*row) for row in rows]
 
@@ -203,6 +210,8 @@ def is_sound(kept: KeptNamespace) -> bool:
     """What was read of a namespace can be what was written."""
     numbers = (kept.key, kept.vocab_size, kept.generation, kept.evict_before)
     texts = (kept.name, kept.fingerprint)
+    if not isinstance(kept.calibration, bytes):
+        return False
     try:
         check_name(kept.name, "namespace")
     except (InvalidArgument, TypeError):
@@ -213,8 +222,9 @@ def is_sound(kept: KeptNamespace) -> bool:
 def write_namespaces(db: sqlite3.Connection, namespaces: Iterable[KeptNamespace]) -> None:
     """Adds or replaces namespaces."""
     db.executemany(
-        "INSERT OR REPLACE INTO namespaces (key, name, vocab_size, fingerprint, generation, evict_before) VALUES (?, ?, ?, ?, ?, ?)",
-        ((n.key, n.name, n.vocab_size, n.fingerprint, n.generation, n.evict_before) for n in namespaces),
+        "INSERT OR REPLACE INTO namespaces (key, name, vocab_size, fingerprint, generation, evict_before, calibration) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?)",
+        ((n.key, n.name, n.vocab_size, n.fingerprint, n.generation, n.evict_before, n.calibration) for n in namespaces),
     )
 
 

@@ -17,14 +17,14 @@ _numbers = count()
 @pytest.fixture(scope="session")
 def service() -> Iterator[PrivateService]:
     """A service that tests share; each uses a namespace of its own."""
-    with PrivateService() as running:
+    with PrivateService(["--policy", "tree"]) as running:
         yield running
 
 
 @pytest.fixture
 def own_service() -> Iterator[PrivateService]:
     """A service that one test may stop, kill and restart."""
-    with PrivateService(http=False) as running:
+    with PrivateService(["--policy", "tree"], http=False) as running:
         yield running
 
 

@@ -41,7 +41,10 @@ def assert_same(first: Drafts, second: Drafts) -> None:
         np.testing.assert_array_equal(getattr(first, field), getattr(second, field), err_msg=field)
 
 
-@pytest.mark.parametrize("params", [DraftParams(), DraftParams(k=5, max_depth=20, spec_factor=1.3, spec_offset=0.7, min_token_prob=0.3)])
+@pytest.mark.parametrize(
+    "params",
+    [DraftParams(policy="tree"), DraftParams(k=5, max_depth=20, spec_factor=1.3, spec_offset=0.7, min_token_prob=0.3, policy="tree")],
+)
 def test_transports_draft_identically(attach: Attach, params: DraftParams) -> None:
     feed(attach("mapped"), corpus_of(1))
     contexts = [np.concatenate([document[:30], document[:7]]) for document in corpus_of(1)[:7]] + [np.array([998])]

@@ -12,7 +12,7 @@ from draftd.drafter.records import RowContext
 from draftd.drafter.rows import RowBlock
 from tests.drafter.bench import ints
 
-PARAMS = DraftParams(k=8, max_depth=16, use_local=False)
+PARAMS = DraftParams(k=8, max_depth=16, use_local=False, policy="tree")
 
 
 @dataclass

@@ -32,8 +32,8 @@ VOCABULARY = 16
 DEPTH = 16
 CONFIG = CorpusConfig(depth=DEPTH, quota_tokens=1024, recent_tokens=192, live_tokens=512)
 PARAMS = (
-    DraftParams(k=8, max_depth=DEPTH, spec_factor=1.0),
-    DraftParams(k=12, max_depth=DEPTH, spec_factor=4.0, min_token_prob=0.2, use_local=False),
+    DraftParams(k=8, max_depth=DEPTH, spec_factor=1.0, policy="tree"),
+    DraftParams(k=12, max_depth=DEPTH, spec_factor=4.0, min_token_prob=0.2, use_local=False, policy="tree"),
 )
 
 Part = tuple[int, int, int, int]

@@ -97,7 +97,7 @@ def _may_come_from_ties(arctic: ArcticDraft, row: list[int], corpus: list[Stretc
 def test_same_drafts_as_arctic_where_counts_leave_no_tie(setting: Setting) -> None:
     corpus = Corpus(CorpusConfig(depth=DEPTH, quota_tokens=65_536, recent_tokens=4096, live_tokens=2048))
     corpus.ensure_namespace("n", VOCABULARY)
-    params = DraftParams(k=K, max_depth=DEPTH, spec_factor=setting.factor, min_token_prob=setting.probability)
+    params = DraftParams(k=K, max_depth=DEPTH, spec_factor=setting.factor, min_token_prob=setting.probability, policy="tree")
     drafts = iter(RECORDED[setting])
     outputs: dict[int, list[int]] = {}
     same = tied = drafted = 0
@@ -134,7 +134,7 @@ def test_same_drafts_as_arctic_where_counts_leave_no_tie(setting: Setting) -> No
 
 def test_only_ties_excuse_another_draft() -> None:
     """The comparison above can fail: it tells a tie from a wrong draft."""
-    params = DraftParams(k=4, max_depth=8, spec_factor=2)
+    params = DraftParams(k=4, max_depth=8, spec_factor=2, policy="tree")
     clear = [Stretch([1, 2, 3], 3), Stretch([1, 2, 3], 3), Stretch([1, 2, 4], 3)]
     assert not _may_come_from_ties(ArcticDraft([4], 1 / 3, 2), [9, 1, 2], clear, params)
     assert not _may_come_from_ties(ArcticDraft([3], 2 / 3, 2), [9, 1, 2], clear, params), "equal where there is no tie is no excuse either"

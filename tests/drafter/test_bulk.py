@@ -19,7 +19,7 @@ from draftd.drafter.records import RowContext, StoredDocument
 from tests.drafter.bench import Bench, ints
 from tests.drafter.texts import corpora, documents
 
-PARAMS = DraftParams(k=4, max_depth=8)
+PARAMS = DraftParams(k=4, max_depth=8, policy="tree")
 
 
 class _Filled(Bench):

@@ -151,7 +151,7 @@ def test_kernel_is_the_oracle(
     known = [r for r, d in enumerate(drafts) if d is not None]
     delta = np.zeros(policy.CALIBRATION_WORDS, np.float32)
     learn(
-        got.tokens[known], got.survival[known], got.parents[known], got.counts[known], got.ints[known], got.floats[known],
+        np.array(known, np.int64), got.tokens, got.survival, got.parents, got.counts, got.ints, got.floats,
         np.array([truths[r] for r in known], np.int32).reshape(-1, 3), np.full(len(known), 3, np.int64), delta,
     )  # fmt: skip
     expected = oracle.learn(calibration, [(d, truth) for d, truth in zip(drafts, truths, strict=True) if d is not None])
@@ -211,7 +211,8 @@ def test_steps_of_many_states_do_not_overshoot() -> None:
     delta = np.zeros_like(calibration)
     got = draft(index, calibration, [[7, 1]] * 500, k=2, tau=0.0, use_local=False)
     truth = np.full((500, 1), 29, np.int32)
-    learn(got.tokens, got.survival, got.parents, got.counts, got.ints, got.floats, truth, np.ones(500, np.int64), delta)
+    places = np.arange(500)
+    learn(places, got.tokens, got.survival, got.parents, got.counts, got.ints, got.floats, truth, np.ones(500, np.int64), delta)
     take_in(calibration, delta)
     moved = np.abs(calibration - policy.blank_calibration())[policy.WEIGHTS_AT : policy.DECILES_AT]
     assert 0 < moved.max() <= policy.MOST_STATES * policy.RATE * 8

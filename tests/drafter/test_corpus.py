@@ -19,7 +19,7 @@ from draftd.drafter.records import RowContext, check_tokens
 from tests.drafter.bench import assert_draft, ints
 from tests.drafter.texts import corpora
 
-PARAMS = DraftParams(k=8, max_depth=16)
+PARAMS = DraftParams(k=8, max_depth=16, policy="tree")
 
 
 def _corpus(**config: float) -> Corpus:
@@ -256,7 +256,7 @@ def test_new_generation_forgets_what_is_not_kept(corpus: Corpus) -> None:
     assert corpus.settle()
     info = corpus.namespace("n")
     assert (info.tokens, info.documents, info.evicted_tokens, info.generation) == (3, 1, 800, 1)
-    assert _drafted(corpus, [3, 3, 3], params=DraftParams(max_depth=16, use_local=False)) == []
+    assert _drafted(corpus, [3, 3, 3], params=DraftParams(max_depth=16, use_local=False, policy="tree")) == []
     assert _drafted(corpus, [50, 51]) == [52]
     assert [(d.document_id, d.generation) for d in corpus.documents("n")] == [("new", 1)]
 
@@ -304,7 +304,7 @@ def test_waiting_has_an_end() -> None:
 
 def test_max_depth_above_the_index_depth(corpus: Corpus) -> None:
     with pytest.raises(InvalidArgument, match="at most the index depth 16") as caught:
-        _drafted(corpus, [1], params=DraftParams(max_depth=17))
+        _drafted(corpus, [1], params=DraftParams(max_depth=17, policy="tree"))
     assert caught.value.field == "parameters.max_depth"
 
 

@@ -63,7 +63,7 @@ def test_corpus_on_a_device_answers_what_one_on_the_host_does() -> None:
         while not all(space.segments.settled for space in corpus._namespaces.values()):
             corpus.refresh()
     assert device.namespace("a").evicted_tokens > 0
-    params = DraftParams(k=4, max_depth=8)
+    params = DraftParams(k=4, max_depth=8, policy="tree")
     got, expected = device.propose(rows, params), host.propose(rows, params)
     assert (got.tokens.tolist(), got.source.tolist()) == (expected.tokens.tolist(), expected.source.tolist())
     assert (got.probabilities == expected.probabilities).all()
@@ -84,7 +84,7 @@ def test_namespace_that_slept_comes_back_by_the_bulk_load() -> None:
     rng = np.random.default_rng(3)
     documents = [rng.integers(0, 4, 25).astype(np.int32) for _ in range(6)]
     rows = [RowContext(rng.integers(0, 4, 12).astype(np.int32), "a", False) for _ in range(3)]
-    params = DraftParams(k=4, max_depth=8)
+    params = DraftParams(k=4, max_depth=8, policy="tree")
     answers = []
     for corpus in (device, host):
         corpus.ensure_namespace("a", 10)
@@ -139,7 +139,7 @@ def test_index_that_is_closed_is_in_force_no_more() -> None:
     bench = DeviceBench(vocab=4, depth=4, quota=64, recent=16, live=16)
     bench.ingest("a", [1, 2, 3] * 3, True)
     bench.refresh()
-    params = DraftParams(k=2, max_depth=4, use_local=False)
+    params = DraftParams(k=2, max_depth=4, use_local=False, policy="tree")
     assert bench.draft([[1, 2]], params).counts[0] > 0
     bench.close()
     assert bench.draft([[1, 2]], params).counts[0] == 0

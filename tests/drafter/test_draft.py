@@ -24,6 +24,7 @@ _numbers = count()
 
 PARAMETERS = st.builds(
     DraftParams,
+    policy=st.just("tree"),
     k=st.sampled_from([1, 2, 3, 7, 16, 64]),
     max_depth=st.sampled_from([2, 3, 5, 12, 16]),
     spec_factor=st.sampled_from([0.0, 0.5, 1.0, 2.0, 4.0, 1000.0]),
@@ -80,7 +81,7 @@ def test_large_loci_with_many_continuations(floor: float, continuations: int) ->
             bench.executor.run()
     bench.refresh()
     assert bench.index.current.lengths[MAIN]
-    params = DraftParams(k=6, max_depth=8, spec_factor=4, min_token_prob=floor)
+    params = DraftParams(k=6, max_depth=8, spec_factor=4, min_token_prob=floor, policy="tree")
     bench.assert_drafts([[50, 51], [51], [50], [0, 50, 51], [50, 51, 1]], params)
     bench.close()
 
@@ -94,7 +95,7 @@ def test_ties_go_to_the_most_recent_up_to_a_limit_and_to_the_smaller_token_above
             bench.refresh()
             bench.executor.run()
     bench.refresh()
-    params = DraftParams(k=4, max_depth=8, spec_factor=4, use_local=False)
+    params = DraftParams(k=4, max_depth=8, spec_factor=4, use_local=False, policy="tree")
     assert bench.draft([[5, 6]], params).row(0) == [2 if copies <= 32 else 1]
     bench.assert_drafts([[5, 6]], params)
     bench.close()
@@ -106,7 +107,7 @@ def test_long_rows_that_match_themselves_often() -> None:
     for vocabulary in (1, 2, 3, 20):
         rows = [rng.integers(0, vocabulary, n).astype(np.int32) for n in (1, 2, 30, 64, 65, 200, 700)]
         for floor in (0.0, 0.1):
-            params = DraftParams(k=8, max_depth=12, spec_factor=2, min_token_prob=floor)
+            params = DraftParams(k=8, max_depth=12, spec_factor=2, min_token_prob=floor, policy="tree")
             drafts = draft_local(*addresses(rows), params)
             for i, row in enumerate(rows):
                 assert_draft(drafts, i, row.tolist(), [], params)
@@ -114,7 +115,7 @@ def test_long_rows_that_match_themselves_often() -> None:
 
 def test_rows_of_a_block_of_rows() -> None:
     tokens = np.array([[1, 2, 3, 1, 2, 9], [7, 7, 7, 7, 7, 7], [1, 2, 1, 9, 9, 9]], np.int32)
-    params = DraftParams(k=4, max_depth=8)
+    params = DraftParams(k=4, max_depth=8, policy="tree")
     drafts = propose_local(tokens, np.array([5, 6, 3]), np.array([2, 0], np.int32), params)
     assert_draft(drafts, 0, [1, 2, 1], [], params)
     assert_draft(drafts, 1, [1, 2, 3, 1, 2], [], params)
@@ -123,7 +124,7 @@ def test_rows_of_a_block_of_rows() -> None:
 @pytest.mark.parametrize("factor", [0.1, 0.3, 0.7, 1.1, 2.3])
 def test_caps_are_rounded_as_the_peer_rounds_them(factor: float) -> None:
     """A factor that is no binary fraction: 10 x 0.1 and the like must give whole tokens."""
-    params = DraftParams(k=64, max_depth=64, spec_factor=factor)
+    params = DraftParams(k=64, max_depth=64, spec_factor=factor, policy="tree")
     bench = Bench(vocab=200, depth=64, quota=1024, recent=256, live=256)
     bench.ingest("d", list(range(150)), True)
     bench.refresh()
@@ -171,7 +172,7 @@ def test_batch_of_several_namespaces_and_private_rows(
 
 
 def test_empty_batch(corpus: Corpus) -> None:
-    drafts = corpus.propose([], DraftParams(k=5, max_depth=16))
+    drafts = corpus.propose([], DraftParams(k=5, max_depth=16, policy="tree"))
     assert drafts.tokens.shape == (0, 5)
     assert len(drafts.counts) == 0
 
@@ -184,5 +185,5 @@ def test_token_outside_the_vocabulary_reads_nothing_outside_the_index() -> None:
         bench.executor.run()
     bench.refresh()
     assert bench.segments.index.current.lengths[MAIN]
-    bench.assert_drafts([[1, 2, 2**31 - 1], [2**31 - 1, 1, 2], [-1], [-(2**31), 3]], DraftParams(max_depth=16))
+    bench.assert_drafts([[1, 2, 2**31 - 1], [2**31 - 1, 1, 2], [-1], [-(2**31), 3]], DraftParams(max_depth=16, policy="tree"))
     bench.close()

@@ -17,7 +17,7 @@ from draftd.drafter.params import DraftParams
 from tests.drafter.bench import assert_draft, ints
 from tests.drafter.texts import corpora
 
-PARAMS = DraftParams(k=8, max_depth=16)
+PARAMS = DraftParams(k=8, max_depth=16, policy="tree")
 _numbers = count()
 
 
@@ -43,7 +43,7 @@ def test_explanation_is_brute_force(corpus: Corpus, texts: list[list[int]], row:
         if settle:
             assert corpus.settle()
     assert corpus.wait_visible(corpus.ticket(), 30)
-    params = DraftParams(k=8, max_depth=16, use_local=local)
+    params = DraftParams(k=8, max_depth=16, use_local=local, policy="tree")
     explanation = corpus.explain(name, ints(row), params, limit=1000)
     stretches = [Stretch(text, len(text)) for text in texts]
     assert_draft(explanation.drafts, 0, row, stretches, params)

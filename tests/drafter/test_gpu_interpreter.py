@@ -45,7 +45,7 @@ def test_more_occurrences_than_lanes() -> None:
     documents = [[1, 2, 3, 4] * 12, [1, 2, 5] * 14, [1, 2] * 20, [2, 1, 2, 3]]
     case = make_case(documents, vocab=6, depth=8, cuts=(2, 3), seed=0)
     rows = [np.array([0, 1, 2], np.int32), np.array([1] * 50, np.int32)]
-    params = DraftParams(k=4, max_depth=8, spec_factor=2, min_token_prob=0.05)
+    params = DraftParams(k=4, max_depth=8, spec_factor=2, min_token_prob=0.05, policy="tree")
     check_equal(
         propose(case.on_device("cpu"), rows, [False, True], params, LAUNCH, repeat=2), case.by_oracle(rows, [False, True], params), rows
     )
@@ -56,7 +56,7 @@ def test_crowded_loci(kind: str, total: int) -> None:
     # More occurrences than a program holds: they are sampled, and counted where they may win.
     case, rows = crowded_case(total, kind, seed=total)
     for least in (0.1, 0.0):
-        params = DraftParams(k=4, max_depth=12, spec_factor=2, min_token_prob=least)
+        params = DraftParams(k=4, max_depth=12, spec_factor=2, min_token_prob=least, policy="tree")
         got = propose(case.on_device("cpu"), rows[:2], [False] * 2, params, LAUNCH)
         check_equal(got, case.by_oracle(rows[:2], [False] * 2, params), rows[:2])
 
@@ -71,14 +71,14 @@ def test_repetitive_rows() -> None:
     diffuse[::2] = 7
     rows = [np.append(even, np.int32(7)), diffuse[:199], np.tile(np.array([4, 5], np.int32), 60)]
     for least in (0.1, 0.0):
-        params = DraftParams(k=4, max_depth=8, spec_factor=2, min_token_prob=least)
+        params = DraftParams(k=4, max_depth=8, spec_factor=2, min_token_prob=least, policy="tree")
         got = propose(case.on_device("cpu"), rows, [True] * 3, params, LAUNCH)
         check_equal(got, case.by_oracle(rows, [True] * 3, params), rows)
 
 
 def test_a_new_version_is_seen() -> None:
     case, rows = crowded_case(40, "frequent", seed=2)
-    params = DraftParams(k=4, max_depth=8)
+    params = DraftParams(k=4, max_depth=8, policy="tree")
     index = case.on_device("cpu")
     before = index.current.number
     assert (propose(index, rows[:1], [False], params, LAUNCH).version == before).all()
@@ -89,7 +89,7 @@ def test_a_new_version_is_seen() -> None:
 def test_nothing_to_draft_from() -> None:
     case = make_case([], vocab=4, depth=8, cuts=(0, 0), seed=0)
     rows = [np.array([1, 2, 3], np.int32)]
-    params = DraftParams(k=4, max_depth=8)
+    params = DraftParams(k=4, max_depth=8, policy="tree")
     check_equal(propose(case.on_device("cpu"), rows, [False], params, LAUNCH), case.by_oracle(rows, [False], params), rows)
 
 

@@ -129,7 +129,7 @@ def test_last_token_of_the_vocabulary_has_a_bucket() -> None:
         assert bench.index.current.lengths[MAIN]
         assert (vocab - 1) >> bench.index.shift < bench.index.bucket_count
         bench.check()
-        bench.assert_drafts([[vocab - 1], [vocab - 1, 0], [0, vocab - 1]], DraftParams(max_depth=4))
+        bench.assert_drafts([[vocab - 1], [vocab - 1, 0], [0, vocab - 1]], DraftParams(max_depth=4, policy="tree"))
         bench.close()
 
 
@@ -137,7 +137,7 @@ def test_overwritten_version_is_not_drafted_from(bench: Bench) -> None:
     bench.ingest("d", [1, 2, 3, 4], True)
     bench.refresh()
     rows = addresses([ints([1, 2])])
-    params = DraftParams(max_depth=8)
+    params = DraftParams(max_depth=8, policy="tree")
     assert bench.mapped.draft(bench.epochs.control, bench.pins, *rows, params).version[0] == bench.index.current.number
     bench.index.header[layout.HEADER_RECLAIMED] = bench.index.current.number
     with pytest.raises(TornRead):
@@ -151,14 +151,14 @@ def test_descriptor_that_is_being_written_is_not_used(bench: Bench) -> None:
     base = layout.HEADER_DESCRIPTORS + bench.index.current.number % layout.DESCRIPTORS * layout.DESCRIPTOR_WORDS
     bench.index.header[base + layout.DESC_VERSION] += layout.DESCRIPTORS
     with pytest.raises(TornRead):
-        bench.draft([[1, 2]], DraftParams(max_depth=8))
+        bench.draft([[1, 2]], DraftParams(max_depth=8, policy="tree"))
 
 
 def test_dropped_namespace_gives_local_drafts(bench: Bench) -> None:
     bench.ingest("d", [1, 2, 3, 4], True)
     bench.refresh()
     bench.index.close()
-    drafts = bench.draft([[1, 2], [5, 6, 5]], DraftParams(max_depth=8))
+    drafts = bench.draft([[1, 2], [5, 6, 5]], DraftParams(max_depth=8, policy="tree"))
     assert drafts.version.tolist() == [0, 0]
     assert drafts.source.tolist() == [0, 1]
     assert bench.pins[layout.ROWS_PIN] == 0

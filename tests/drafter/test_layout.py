@@ -6,6 +6,7 @@ import pytest
 
 from draftd.drafter import layout
 from draftd.drafter.layout import BlockSpec, control_block_spec, index_block_spec, row_block_spec
+from draftd.drafter.policy import CALIBRATION_WORDS
 from draftd.drafter.stats import STATS_WORDS
 
 SPECS = [
@@ -37,6 +38,7 @@ def test_what_changes_is_there_twice_and_text_has_its_guard() -> None:
         "recent": (2, 77),
         "live_text": (2, 33 + 9 + 1),
         "live": (2, 33),
+        "calibration": (2, CALIBRATION_WORDS),
     }
 
 
@@ -47,7 +49,9 @@ def test_row_block_has_two_slots_a_row() -> None:
         "slots": (6, layout.SLOT_WORDS),
         "document_ids": (6, layout.MAX_DOCUMENT_ID_BYTES),
         "stats": (STATS_WORDS,),
+        "learning": (layout.LEARNING_NAMESPACES, layout.LEARNING_WORDS),
         "tokens": (6, 1001),
+        "learned": (layout.LEARNING_NAMESPACES, 2, CALIBRATION_WORDS),
     }
 
 

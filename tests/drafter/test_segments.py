@@ -96,7 +96,7 @@ class IndexMachine(RuleBasedStateMachine):
     def refresh(self, data: st.DataObject, factor: float, floor: float) -> None:
         self.bench.refresh()
         self.bench.check()
-        params = DraftParams(k=8, max_depth=self.bench.index.depth, spec_factor=factor, min_token_prob=floor)
+        params = DraftParams(k=8, max_depth=self.bench.index.depth, spec_factor=factor, min_token_prob=floor, policy="tree")
         rows = data.draw(st.lists(st.lists(st.integers(0, self.vocab - 1), max_size=12), max_size=2))
         own = [copy[-20:-1] for copy in list(self.bench.copies.values())[-2:]]
         self.bench.assert_drafts(rows + own, params)
@@ -124,8 +124,8 @@ def test_oldest_goes_first_and_is_counted() -> None:
         bench.settle()
         bench.check()
     assert bench.documents.evicted_tokens + bench.documents.tokens_held() == 20 * 15
-    assert bench.draft([[0, 0, 0]], DraftParams(max_depth=8, use_local=False)).counts[0] == 0
-    assert bench.draft([[19, 19]], DraftParams(max_depth=8, use_local=False)).counts[0] > 0
+    assert bench.draft([[0, 0, 0]], DraftParams(max_depth=8, use_local=False, policy="tree")).counts[0] == 0
+    assert bench.draft([[19, 19]], DraftParams(max_depth=8, use_local=False, policy="tree")).counts[0] > 0
     bench.close()
 
 
@@ -138,7 +138,7 @@ def test_eviction_in_the_middle_of_a_match() -> None:
         bench.refresh()
         bench.check()
         rows = [text[start : start + 6] for start in range(0, at, 23)]
-        bench.assert_drafts(rows, DraftParams(k=8, max_depth=8, spec_factor=4, use_local=False))
+        bench.assert_drafts(rows, DraftParams(k=8, max_depth=8, spec_factor=4, use_local=False, policy="tree"))
         if at % 30 == 0:
             bench.executor.run()
     assert bench.documents.evicted_tokens > 0
@@ -150,7 +150,7 @@ def test_document_longer_than_the_quota_keeps_its_end() -> None:
     bench.ingest("long", list(range(300)), True)
     bench.settle()
     bench.check()
-    params = DraftParams(max_depth=4, spec_factor=4, use_local=False)
+    params = DraftParams(max_depth=4, spec_factor=4, use_local=False, policy="tree")
     assert bench.draft([[296, 297]], params).row(0) == [298, 299]
     assert bench.draft([[0, 1]], params).counts[0] == 0
     bench.close()
@@ -169,7 +169,7 @@ def test_longer_match_in_a_segment_that_lacks_the_shorter_one() -> None:
         row = text[piece.indexed - before : piece.indexed + 4]
         for factor in (0.5, 1.0, 2.0, 4.0):
             for k in (1, 4, 12):
-                bench.assert_drafts([row], DraftParams(k=k, max_depth=16, spec_factor=factor, use_local=False))
+                bench.assert_drafts([row], DraftParams(k=k, max_depth=16, spec_factor=factor, use_local=False, policy="tree"))
     bench.close()
 
 
@@ -184,7 +184,7 @@ def test_drafts_while_a_merge_runs() -> None:
         bench.ingest(f"second-{i}", [30 + i, 31 + i, 32 + i], True)
         bench.refresh()
         bench.check()
-        bench.assert_drafts([[30 + i], [1, 2], [2, 3]], DraftParams(max_depth=8))
+        bench.assert_drafts([[30 + i], [1, 2], [2, 3]], DraftParams(max_depth=8, policy="tree"))
     bench.executor.run()
     bench.settle()
     bench.check()
@@ -204,10 +204,10 @@ def test_discard_while_a_merge_places_the_document() -> None:
     for _ in range(3):
         bench.refresh()
         bench.check()
-        bench.assert_drafts([[30, 31], [3, 4]], DraftParams(max_depth=4))
+        bench.assert_drafts([[30, 31], [3, 4]], DraftParams(max_depth=4, policy="tree"))
     bench.settle()
     bench.check()
-    bench.assert_drafts([[30, 31], [3, 4]], DraftParams(max_depth=4))
+    bench.assert_drafts([[30, 31], [3, 4]], DraftParams(max_depth=4, policy="tree"))
     bench.close()
 
 
@@ -224,7 +224,7 @@ def test_old_generation_in_live_is_not_drafted_from_any_more() -> None:
     bench.check()
     assert bench.documents.evicted_tokens == 40
     assert "old" not in bench.documents.committed
-    params = DraftParams(max_depth=8, use_local=False)
+    params = DraftParams(max_depth=8, use_local=False, policy="tree")
     assert bench.draft([[3, 4, 5]], params).counts[0] == 0
     assert bench.draft([[43, 44, 45]], params).counts[0] > 0, "a request in flight is still drafted from"
     bench.ingest("open", [60], True)
@@ -260,7 +260,7 @@ def test_merges_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
             bench.refresh()
             if i % 10 == 0:
                 bench.check()
-                bench.assert_drafts([[1, 2, 3], [5, 6]], DraftParams(max_depth=8))
+                bench.assert_drafts([[1, 2, 3], [5, 6]], DraftParams(max_depth=8, policy="tree"))
         while not bench.segments.settled:
             bench.segments.wait_merged()
             bench.refresh()
@@ -293,6 +293,6 @@ def test_refresh_that_fails_is_tried_again_and_nothing_is_lost(step: str, monkey
     assert failures == 3
     bench.settle()
     bench.check()
-    bench.assert_drafts([[(3 + j) % 9 for j in range(6)], [8, 0]], DraftParams(k=8, max_depth=8, spec_factor=4))
+    bench.assert_drafts([[(3 + j) % 9 for j in range(6)], [8, 0]], DraftParams(k=8, max_depth=8, spec_factor=4, policy="tree"))
     assert bench.documents.evicted_tokens + bench.documents.tokens_held() == 12 * 15
     bench.close()

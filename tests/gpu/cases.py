@@ -204,7 +204,7 @@ def check_hostile_buffer(device: str) -> None:
     lengths = np.array([4, 2**40, 4, 4, -5], np.int64)
     namespaces = np.array([0, 0, 0, 0, 0], np.int32)
     rows = np.array([0, 1, 2, 3, 4, -1, 5, 2**31 - 1, 0], np.int64)
-    params = DraftParams(k=4, max_depth=8, spec_factor=2)
+    params = DraftParams(k=4, max_depth=8, spec_factor=2, policy="tree")
     drafter = DeviceDrafter(index.arena, index.headers, max_batch=len(rows), max_row_tokens=width, params=params)
     tokens, sizes, order, spaces = (torch.from_numpy(a).to(device) for a in (buffer, lengths, rows, namespaces))
     out = DeviceDrafts.empty(len(rows), params.k, device)

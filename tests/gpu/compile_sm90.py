@@ -65,7 +65,7 @@ def main() -> None:
     shape = DeviceShape(4096, 1024, 1024, 128_256, 64)
     index = DeviceIndex(shape, "cpu")
     for batch in BATCHES:
-        params = DraftParams(k=16, max_depth=24)
+        params = DraftParams(k=16, max_depth=24, policy="tree")
         drafter = DeviceDrafter(index.arena, index.headers, max_batch=batch, max_row_tokens=4096, params=params)
         tokens = torch.zeros((batch, 4096), dtype=torch.int32)
         words = torch.ones((3, batch), dtype=torch.int32)

@@ -47,7 +47,7 @@ def test_corpus_drafts_as_one_on_the_host_while_it_grows_and_forgets() -> None:
     config = CorpusConfig(quota_tokens=40_000, depth=64, recent_tokens=8192, live_tokens=4096, max_namespaces=4)
     device, host = Corpus(config, indexes=DeviceIndexes(config, "cuda")), Corpus(config)
     rng = np.random.default_rng(1)
-    params = DraftParams(k=16, max_depth=24, spec_factor=4)
+    params = DraftParams(k=16, max_depth=24, spec_factor=4, policy="tree")
     for corpus in (device, host):
         for name in ("a", "b"):
             corpus.ensure_namespace(name, 500)
@@ -78,6 +78,24 @@ def test_corpus_drafts_as_one_on_the_host_while_it_grows_and_forgets() -> None:
         corpus.close()
 
 
+def test_first_draft_of_a_size_waits_for_no_other_stream() -> None:
+    """Whatever keeps the default stream busy, the workspace that a new batch size or row length needs is clean before it is used."""
+    config = CorpusConfig(quota_tokens=20_000, depth=64, max_namespaces=1)
+    corpus = Corpus(config, indexes=DeviceIndexes(config, "cuda"))
+    corpus.ensure_namespace("a", 500)
+    text = np.random.default_rng(0).integers(0, 500, 4000).astype(np.int32)
+    corpus.ingest("a", "text", 0, text, True)
+    corpus.refresh()
+    params = DraftParams(k=8, max_depth=24, policy="tree", use_local=False)
+    for width in (200, 500, 900):
+        for batch in (1, 2, 4, 8, 16, 32):
+            torch.cuda._sleep(20_000_000)
+            drafts = corpus.propose([RowContext(text[i : i + width], "a", False) for i in range(batch)], params)
+            for i in range(batch):
+                assert drafts.tokens[i, : drafts.counts[i]].tolist() == text[i + width : i + width + 8].tolist(), (width, batch, i)
+    corpus.close()
+
+
 def test_drafts_are_exact_while_refreshes_run_beside_them() -> None:
     """Each draft is that of the version it names, or of one that was in force when it was made: rows occur once, whatever is merged."""
     config = CorpusConfig(quota_tokens=60_000, depth=16, recent_tokens=4096, live_tokens=4096, max_namespaces=1)
@@ -105,7 +123,7 @@ def test_drafts_are_exact_while_refreshes_run_beside_them() -> None:
         lengths = torch.full((n,), 8, dtype=torch.int32, device="cuda")
         order = torch.arange(n, dtype=torch.int32, device="cuda")
         spaces = torch.full((n,), index.slot, dtype=torch.int32, device="cuda")
-        params = DraftParams(k=8, max_depth=16, spec_factor=4, use_local=False)
+        params = DraftParams(k=8, max_depth=16, spec_factor=4, use_local=False, policy="tree")
         drafter = DeviceDrafter(indexes.memory.words, indexes.memory.headers, max_batch=n, max_row_tokens=64, params=params)
         out = DeviceDrafts.empty(n, params.k, "cuda")
         rng = np.random.default_rng(0)
@@ -113,8 +131,8 @@ def test_drafts_are_exact_while_refreshes_run_beside_them() -> None:
         for _ in range(1500):
             starts = rng.integers(0, 50_000, n).astype(np.int32)
             tokens[:, :8] = torch.from_numpy(starts[:, None] + np.arange(8, dtype=np.int32)).cuda()
-            drafter.propose(tokens, lengths, order, spaces, out)
-            indexes.memory.note_launch()
+            with indexes.memory.launching():
+                drafter.propose(tokens, lengths, order, spaces, out)
             drafts = out.numpy()
             for i in range(n):
                 count = int(drafts.counts[i])

@@ -20,12 +20,12 @@ LAUNCHES = [
     Launch(probes=8, parts=3, block=512, programs=8, slots=128, hits=512, chain_registers=255),
 ]
 PARAMS = [
-    DraftParams(k=16, max_depth=24, spec_factor=1),
-    DraftParams(k=16, max_depth=24, spec_factor=4),
-    DraftParams(k=5, max_depth=64, spec_factor=2, spec_offset=1, min_token_prob=0.3),
-    DraftParams(k=3, max_depth=9, spec_factor=3, min_token_prob=0.0),
-    DraftParams(k=16, max_depth=24, spec_factor=4, min_token_prob=0.01, use_local=False),
-    DraftParams(k=16, max_depth=24, spec_factor=4, use_corpus=False),
+    DraftParams(k=16, max_depth=24, spec_factor=1, policy="tree"),
+    DraftParams(k=16, max_depth=24, spec_factor=4, policy="tree"),
+    DraftParams(k=5, max_depth=64, spec_factor=2, spec_offset=1, min_token_prob=0.3, policy="tree"),
+    DraftParams(k=3, max_depth=9, spec_factor=3, min_token_prob=0.0, policy="tree"),
+    DraftParams(k=16, max_depth=24, spec_factor=4, min_token_prob=0.01, use_local=False, policy="tree"),
+    DraftParams(k=16, max_depth=24, spec_factor=4, use_corpus=False, policy="tree"),
 ]
 VOCABULARIES = [1, 2, 3, 8, 400, 100_000]
 

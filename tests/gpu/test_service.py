@@ -26,7 +26,7 @@ def _replay(device: str, trace: str, *flags: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("trace", ["specbench_math_reasoning.jsonl.gz", "taubench.jsonl.gz"])
 def test_replay_drafts_as_on_the_cpu(trace: str) -> None:
-    flags = ("--transport", "inline", "--spec-factor", "4", "--max-depth", "24", "--limit-sessions", "40")
+    flags = ("--policy", "tree", "--transport", "inline", "--spec-factor", "4", "--max-depth", "24", "--limit-sessions", "40")
     cpu, gpu = _replay("cpu", trace, *flags), _replay("cuda", trace, *flags)
     assert gpu["outputs_exact"]
     for name in ("steps", "tokens", "drafted_per_step", "tokens_per_step", "acceptance"):

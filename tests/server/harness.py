@@ -67,10 +67,9 @@ class Stubs:
         return list(self.propose([pb.Row(tokens=tokens)], **parameters).drafts[0].tokens)
 
     def ingest(self, document_id: str, tokens: list[int], attachment_id: str = "", **fields: Any) -> pb.DocumentResult:
-        """Ingests one document; `offset` and `complete` are the document's, other fields the request's."""
-        document = pb.IngestDocument(
-            document_id=document_id, tokens=tokens, offset=fields.pop("offset", 0), complete=fields.pop("complete", False)
-        )
+        """Ingests one document; `offset`, `complete` and `packed_lead` are the document's, other fields the request's."""
+        of_document = {name: fields.pop(name) for name in ("offset", "complete", "packed_lead") if name in fields}
+        document = pb.IngestDocument(document_id=document_id, tokens=tokens, **of_document)
         return self.drafter.Ingest(pb.IngestRequest(attachment_id=attachment_id, documents=[document], **fields)).results[0]
 
     def harvest(self, attachment_id: str, document_id: str, tokens: list[int], offset: int, **fields: Any) -> pb.DocumentResult:
@@ -95,7 +94,8 @@ class RunningService(Stubs):
         self.directory = Path(tempfile.mkdtemp(prefix="draftd-test-"))
         self.shm_root = Path(tempfile.mkdtemp(prefix="draftd-test-", dir="/dev/shm"))
         defaults: dict[str, Any] = {"socket": str(self.directory / "d.sock"), "http": "127.0.0.1:0", "shm_root": self.shm_root}
-        self.config = ServerConfig(**(defaults | {"quota_tokens": 65_536, "recent_tokens": 8192, "live_tokens": 8192} | settings))
+        defaults |= {"policy": "tree", "quota_tokens": 65_536, "recent_tokens": 8192, "live_tokens": 8192}
+        self.config = ServerConfig(**(defaults | settings))
         self._stop = asyncio.Event()
         self._up = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
@@ -190,7 +190,7 @@ class Process:
         environment = {**clean_environment(), **(environment or {})}
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
-                [*DRAFTD, "serve", "--socket", str(self.socket), "--quota-tokens", "65536", *flags],
+                [*DRAFTD, "serve", "--socket", str(self.socket), "--policy", "tree", "--quota-tokens", "65536", *flags],
                 stderr=log,
                 stdout=log,
                 env=environment,

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.server.harness import Process, short_directory
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
@@ -55,7 +57,8 @@ def _same(shown: Any, got: Any, key: str = "") -> None:
         for left, right in zip(shown, got, strict=True):
             _same(left, right, key)
     elif key not in VOLATILE:
-        assert shown == got, key
+        # Mixed probabilities are what the machine's logarithm makes of them.
+        assert shown == (pytest.approx(got, abs=1e-4) if isinstance(got, float) else got), key
 
 
 def _values(text: str) -> list[Any]:
@@ -76,7 +79,7 @@ def test_calls_answer_as_shown() -> None:
     assert shutil.which("grpcurl", path=tools), "grpcurl comes with the dev extra"
     with short_directory() as directory:
         shm = Path("/dev/shm") / directory.name
-        process = Process(directory, "--http", "off", "--shm-root", str(shm), "--lease-ms", "600000").wait_ready()
+        process = Process(directory, "--http", "off", "--shm-root", str(shm), "--lease-ms", "600000", "--policy", "calibrated").wait_ready()
         try:
             environment = {**os.environ, "PATH": tools, "SOCKET": str(process.socket)}
             for command, shown in calls:

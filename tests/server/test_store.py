@@ -170,7 +170,7 @@ def test_restart_changes_no_draft_and_knows_its_ids(data: Path) -> None:
     rng = np.random.default_rng(1)
     texts = [rng.integers(0, 6, 40).tolist() for _ in range(60)]
     contexts = [RowContext(ints(text[:10]), "n", False) for text in texts]
-    params = DraftParams(k=8, max_depth=16, use_local=False)
+    params = DraftParams(k=8, max_depth=16, use_local=False, policy="tree")
     with kept(data) as first:
         first.corpus.ensure_namespace("n", VOCAB, "tokenizer")
         for i, text in enumerate(texts):
@@ -326,7 +326,7 @@ def test_full_disk_keeps_drafting_says_so_and_loses_nothing(data: Path) -> None:
         assert made.store.backlog.waiting == 30
         assert made.store.lag_s() > 0
         assert made.corpus.wait_visible(made.corpus.ticket(), 30)
-        params = DraftParams(k=4, max_depth=16, use_local=False)
+        params = DraftParams(k=4, max_depth=16, use_local=False, policy="tree")
         assert made.corpus.propose([RowContext(ints(texts["7"][:8]), "n", False)], params).row(0) == texts["7"][8:12]
         assert [row.document_id for row in _rows_now(made)] == ["before"]
         _limit(made, 2**20)

@@ -90,7 +90,7 @@ def draft_calibrated(
                 )  # fmt: skip
                 tops[1], lowest = count_corpus(index, tail, end, kept[state], lows[state], highs[state], corpus, statistics[1])
             ints, floats = out_ints[r, state], out_floats[r, state]
-            mix(calibration, index, lows[state], highs[state], statistics, tops, own, corpus, lowest, scratch, ints, floats, sources)
+            mix(calibration, statistics, tops, own, corpus, lowest, scratch, ints, floats, sources)
             survival = np.float64(out_survival[r, state - 1]) if state > 0 else 1.0
             offered = 0
             for place in range(min(branches, ints[CANDIDATE_COUNT])):

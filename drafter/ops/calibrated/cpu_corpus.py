@@ -25,7 +25,7 @@ from draftd.drafter.ops.calibrated.cpu_tally import (
 )
 from draftd.drafter.ops.kernel import kernel
 from draftd.drafter.ops.search.cpu import child, locus, run_end
-from draftd.drafter.policy import FEW, LENGTHS, LEVELS, REACH
+from draftd.drafter.policy import FEW, LENGTHS, LEVELS, REACH, TOP_LEVELS
 
 _SEGMENTS = 3
 _LENGTHS = np.array(LENGTHS, np.int64)
@@ -243,7 +243,7 @@ def _matched(words: Any, position: int, tail: Any, end: int, length: int) -> int
 
 @kernel
 def count_corpus(index: Any, tail: Any, end: int, kept: int, lows: Any, highs: Any, tally: Any, statistics: Any) -> tuple[int, int]:
-    """Fills the statistics of the corpus.
+    """Fills the statistics of the corpus, of the longest TOP_LEVELS levels.
 
     Args:
         tail: int32 [>= end]; the last tokens of the text, up to `end`.
@@ -284,8 +284,11 @@ def count_corpus(index: Any, tail: Any, end: int, kept: int, lows: Any, highs: A
                         highest = max(highest, level)
                         add(tally, words[p + kept - 1], level, _recency(index, segment, p))
         if highest >= 0:
+            lowest = max(lowest, highest + 1 - TOP_LEVELS)
             close(tally, lowest, highest, statistics)
-    for level in range(min(lowest, LEVELS) - 1, -1, -1):
+    level = min(lowest, LEVELS)
+    while level > max(0, highest + 1 - TOP_LEVELS):
+        level -= 1
         length = _LENGTHS[level]
         if length > kept:
             continue

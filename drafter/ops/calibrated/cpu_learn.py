@@ -40,28 +40,33 @@ from draftd.drafter.policy import (
 
 
 @kernel
-def learn(tokens: Any, survival: Any, parents: Any, counts: Any, ints: Any, floats: Any, truth: Any, truths: Any, delta: Any) -> None:
-    """Adds what n drafts teach to `delta`.
+def learn(
+    places: Any, tokens: Any, survival: Any, parents: Any, counts: Any, ints: Any, floats: Any, truth: Any, truths: Any, delta: Any
+) -> None:
+    """Adds what some of n drafts teach to `delta`.
 
     Args:
+        places: int64 [m]; which drafts.
         tokens, survival, parents: [n, k]; counts: int32 [n]; the drafts.
         ints: int32 [n, k + 1, EVIDENCE_INTS]; floats: float32 [n, k + 1, EVIDENCE_FLOATS]; what they were decided from.
-        truth: int32 [n, m]; what the engine committed after each draft; truths: int64 [n], how many tokens.
+        truth: int32 [m, any]; what the engine committed after each of those drafts; truths: int64 [m], how many tokens.
         delta: float32 [CALIBRATION_WORDS]; to be added to the calibration by take_in.
     """
     k = tokens.shape[1]
     right = np.zeros(k + 1, np.bool_)
+    wrong = np.zeros(k + 1, np.bool_)
     depth = np.zeros(k + 1, np.int64)
-    for r in range(len(counts)):
+    for m in range(len(places)):
+        r = places[m]
         state = 0
-        for i in range(truths[r]):
+        for i in range(truths[m]):
             if ints[r, state, VOTE_COUNT] < 0:
                 break
             before = survival[r, state - 1] if state > 0 else np.float32(1)
-            _learn_state(ints[r, state], floats[r, state], before, truth[r, i], delta)
+            _learn_state(ints[r, state], floats[r, state], before, truth[m, i], delta)
             following = 0
             for j in range(counts[r]):
-                if parents[r, j] == state - 1 and tokens[r, j] == truth[r, i]:
+                if parents[r, j] == state - 1 and tokens[r, j] == truth[m, i]:
                     following = j + 1
                     break
             if following == 0:
@@ -69,11 +74,13 @@ def learn(tokens: Any, survival: Any, parents: Any, counts: Any, ints: Any, floa
             state = following
         right[0] = True
         for j in range(counts[r]):
-            before = parents[r, j] + 1
-            depth[j + 1] = depth[before] + 1
-            known = depth[j + 1] <= truths[r]
-            right[j + 1] = right[before] and known and truth[r, depth[j + 1] - 1] == tokens[r, j]
-            if known or not right[before]:
+            before_it = parents[r, j] + 1
+            depth[j + 1] = depth[before_it] + 1
+            told = right[before_it] and depth[j + 1] <= truths[m]
+            right[j + 1] = told and truth[m, depth[j + 1] - 1] == tokens[r, j]
+            # What comes after a token of which nobody knows is not known either.
+            wrong[j + 1] = wrong[before_it] or (told and not right[j + 1])
+            if right[j + 1] or wrong[j + 1]:
                 at = DECILES_AT + 3 * min(int(survival[r, j] * DECILES), DECILES - 1)
                 outcome = 1.0 if right[j + 1] else 0.0
                 delta[at] += 1.0

@@ -10,7 +10,7 @@ from typing import Any
 from draftd.drafter.ops.calibrated.cpu_tally import LEVEL_OF, add, clear, close
 from draftd.drafter.ops.kernel import kernel
 from draftd.drafter.ops.local.cpu import block_holds, part_holds
-from draftd.drafter.policy import REACH
+from draftd.drafter.policy import REACH, TOP_LEVELS
 
 _BLOCK = 64
 _PART = 16
@@ -18,7 +18,7 @@ _PART = 16
 
 @kernel
 def count_own(row: Any, n: int, tail: Any, end: int, drafted: int, tally: Any, statistics: Any) -> int:
-    """Fills the statistics of the request's own tokens.
+    """Fills the statistics of the request's own tokens, of the longest TOP_LEVELS levels.
 
     Args:
         row: int32 [>= n]; the request's tokens.
@@ -64,5 +64,5 @@ def count_own(row: Any, n: int, tail: Any, end: int, drafted: int, tally: Any, s
             level = LEVEL_OF[length]
             highest = max(highest, level)
             add(tally, tail[i + 1], level, n + i - begin)
-    close(tally, 0, highest, statistics)
+    close(tally, max(0, highest + 1 - TOP_LEVELS), highest, statistics)
     return highest

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from draftd.drafter.ops.calibrated.cpu_corpus import count_in_lane
 from draftd.drafter.ops.calibrated.cpu_tally import DISTINCT, LATEST, LATEST_COUNT, MOST, MOST_COUNT, SEEN, count_at
 from draftd.drafter.ops.kernel import kernel
 from draftd.drafter.policy import (
@@ -41,6 +40,7 @@ from draftd.drafter.policy import (
     SUM_MOST,
     SURVIVAL_BOUNDS,
     SURVIVAL_BUCKETS,
+    TOP_LEVELS,
     WEIGHT_WORDS,
     WEIGHTS_AT,
 )
@@ -104,29 +104,24 @@ def coarse_of(fine: int) -> int:
     return (((source * LENGTH_BUCKET_COUNT + _LENGTH_BUCKETS[level]) * GAPS + gap) * SHARE_BUCKETS + share) * KINDS + kind
 
 
-@kernel
-def _count(index: Any, statistics: Any, tally: Any, lowest: int, lows: Any, highs: Any, level: int, token: int) -> int:
-    """How often `token` followed at a level of a source."""
+@kernel(inline="always")
+def _count(statistics: Any, tally: Any, lowest: int, level: int, token: int) -> Any:
+    """How often `token` followed at a level of a source; of a level that was sampled, other tokens than the voted ones count as unseen."""
     if token == statistics[level, MOST]:
         return statistics[level, MOST_COUNT]
     if token == statistics[level, LATEST]:
         return statistics[level, LATEST_COUNT]
-    if level >= lowest:
-        return count_at(tally, token, level)
-    length = _LENGTHS[level]
-    return count_in_lane(index, lows[length], highs[length], length, token)
+    return count_at(tally, token, level) if level >= lowest else np.int64(0)
 
 
 @kernel
 def mix(
-    calibration: Any, index: Any, lows: Any, highs: Any, statistics: Any, tops: Any, own: Any, corpus: Any, lowest: int,
-    scratch: Any, ints: Any, floats: Any, sources: Any,
+    calibration: Any, statistics: Any, tops: Any, own: Any, corpus: Any, lowest: int, scratch: Any, ints: Any, floats: Any, sources: Any
 ) -> None:  # fmt: skip
     """Fills a state's evidence.
 
     Args:
         calibration: float32 [CALIBRATION_WORDS].
-        index, lows, highs: A Segments and the lanes.
         statistics: int64 [SOURCES, LEVELS, COLUMNS]; tops: int64 [SOURCES], the longest level of each source, -1 for none.
         own, corpus: Their tallies; the corpus's holds levels from `lowest` on.
         scratch: float64 [MAX_VOTES, 4].
@@ -137,12 +132,13 @@ def mix(
     voted = 0
     for source in range(SOURCES):
         top = tops[source]
-        for level in range(top + 1):
+        for level in range(max(0, top + 1 - TOP_LEVELS), top + 1):
             of = statistics[source, level]
             seen = of[SEEN]
             same = of[MOST] == of[LATEST]
             gap = min(top - level, GAPS - 1)
             base = ((source * LEVELS + level) * GAPS + gap) * COUNT_BUCKETS + _count_bucket(seen)
+            coarse_base = (source * LENGTH_BUCKET_COUNT + _LENGTH_BUCKETS[level]) * GAPS + gap
             discount = _LENGTHS[level] / (_LENGTHS[level] + 1.0) / (seen + 1.0)
             for which in range(1 if same else 2):
                 token = of[MOST] if which == 0 else of[LATEST]
@@ -153,8 +149,9 @@ def mix(
                     guess = max(guess, LATEST_FLOOR)
                 else:
                     kind = 0 if same else 1
-                fine = (base * SHARE_BUCKETS + _share_bucket(count, seen)) * KINDS + kind
-                at = COARSE_AT + 2 * coarse_of(fine)
+                share = _share_bucket(count, seen)
+                fine = (base * SHARE_BUCKETS + share) * KINDS + kind
+                at = COARSE_AT + 2 * ((coarse_base * SHARE_BUCKETS + share) * KINDS + kind)
                 estimate = (calibration[at] + COARSE_WEIGHT * guess) / (calibration[at + 1] + COARSE_WEIGHT)
                 at = FINE_AT + 2 * fine
                 estimate = _clip((calibration[at] + FINE_WEIGHT * estimate) / (calibration[at + 1] + FINE_WEIGHT))
@@ -198,12 +195,12 @@ def mix(
             count, seen, distinct = np.int64(0), np.int64(0), np.int64(0)
             if level <= tops[0]:
                 of = statistics[0, level]
-                count += _count(index, statistics[0], own, 0, lows, highs, level, token)
+                count += _count(statistics[0], own, 0, level, token)
                 seen += of[SEEN]
                 distinct += of[DISTINCT]
             if level <= tops[1]:
                 of = statistics[1, level]
-                count += _count(index, statistics[1], corpus, lowest, lows, highs, level, token)
+                count += _count(statistics[1], corpus, lowest, level, token)
                 seen += of[SEEN]
                 distinct += of[DISTINCT]
             blended = (count + distinct * blended) / (seen + distinct)

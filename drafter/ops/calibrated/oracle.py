@@ -169,9 +169,9 @@ def vote(source: int, level: int, top: int, token: int, count: int, seen: int, k
 
 
 def votes_of(source: int, levels: Sequence[Followers]) -> list[Vote]:
-    """The most frequent follower at each level, and the latest one where that is another."""
+    """The most frequent follower at each of the longest levels, and the latest one where that is another."""
     votes = []
-    for level, followers in enumerate(levels):
+    for level, followers in list(enumerate(levels))[-policy.TOP_LEVELS :]:
         most, latest = followers.most_frequent, followers.latest
         kinds = [(most, 0)] if most == latest else [(most, 1), (latest, 2)]
         for token, kind in kinds:
@@ -377,18 +377,19 @@ def learn(calibration: NDArray[np.float32], drafts: Sequence[tuple[OracleDraft, 
 
 def _score(delta: NDArray[np.float64], draft: OracleDraft, truth: Sequence[int]) -> None:
     """Notes predicted survival against what happened, of every drafted token of which that is known."""
-    right: list[bool] = []
+    outcomes: list[bool | None] = []
     depths: list[int] = []
     for node in draft.nodes:
         depth = depths[node.parent] + 1 if node.parent >= 0 else 1
-        before = right[node.parent] if node.parent >= 0 else True
-        right.append(before and depth <= len(truth) and truth[depth - 1] == node.token)
+        outcome = outcomes[node.parent] if node.parent >= 0 else True
+        if outcome:
+            outcome = truth[depth - 1] == node.token if depth <= len(truth) else None
+        outcomes.append(outcome)
         depths.append(depth)
-        if before and depth > len(truth):
-            continue
-        decile = min(int(node.survival * policy.DECILES), policy.DECILES - 1)
-        delta[policy.DECILES_AT + 3 * decile :][:3] += (1, node.survival, right[-1])
-        delta[policy.BRIER_AT] += (node.survival - right[-1]) ** 2
+        if outcome is not None:
+            decile = min(int(node.survival * policy.DECILES), policy.DECILES - 1)
+            delta[policy.DECILES_AT + 3 * decile :][:3] += (1, node.survival, outcome)
+            delta[policy.BRIER_AT] += (node.survival - outcome) ** 2
 
 
 def take_in(calibration: NDArray[np.float32], delta: NDArray[np.float32]) -> None:

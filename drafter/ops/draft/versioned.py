@@ -30,7 +30,25 @@ from draftd.drafter.ops.draft.cpu import draft_rows
 from draftd.drafter.ops.intrinsics import observe, publish
 from draftd.drafter.ops.kernel import kernel
 
-_TRIES = 3
+TRIES = 3
+
+
+@kernel
+def begin(control: Any, pins: Any, header: Any) -> tuple[int, Any]:
+    """Pins, and answers the version in force with a copy of its descriptor; -1 for its number if that was overwritten meanwhile."""
+    publish(pins, ROWS_PIN, observe(control, CONTROL_EPOCH))
+    number = observe(header, HEADER_VERSION)
+    base = HEADER_DESCRIPTORS + (number % DESCRIPTORS) * DESCRIPTOR_WORDS
+    words = header[base : base + DESCRIPTOR_WORDS].copy()
+    if observe(header, base + DESC_VERSION) != number or words[DESC_VERSION] != number:
+        number = -1
+    return number, words
+
+
+@kernel
+def is_whole(header: Any, number: int) -> bool:
+    """Nothing of the version has been overwritten yet."""
+    return observe(header, HEADER_RECLAIMED) < number and observe(header, HEADER_VERSION) - number < DESCRIPTORS - 1
 
 
 @kernel
@@ -50,15 +68,12 @@ def draft_versioned(
         The version; 0 if the namespace is gone; -1 if every try read a version that was overwritten meanwhile.
     """
     version = -1
-    for _ in range(_TRIES):
-        publish(pins, ROWS_PIN, observe(control, CONTROL_EPOCH))
+    for _ in range(TRIES):
+        number, words = begin(control, pins, header)
         if header[HEADER_DROPPED] != 0:
             publish(pins, ROWS_PIN, 0)
             return 0
-        number = observe(header, HEADER_VERSION)
-        base = HEADER_DESCRIPTORS + (number % DESCRIPTORS) * DESCRIPTOR_WORDS
-        words = header[base : base + DESCRIPTOR_WORDS].copy()
-        if observe(header, base + DESC_VERSION) == number and words[DESC_VERSION] == number:
+        if number >= 0:
             out_tokens[:] = -1
             out_probs[:] = 0
             out_counts[:] = 0
@@ -74,8 +89,7 @@ def draft_versioned(
                 k, max_depth, spec_factor, spec_offset, min_token_prob, longest_row,
                 out_tokens, out_probs, out_counts, out_source, out_match, out_occurrences,
             )  # fmt: skip
-            whole = observe(header, HEADER_RECLAIMED) < number and observe(header, HEADER_VERSION) - number < DESCRIPTORS - 1
-            if whole:
+            if is_whole(header, number):
                 version = number
         publish(pins, ROWS_PIN, 0)
         if version >= 0:

@@ -20,6 +20,12 @@ class Source(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SOURCE_LOCAL: _ClassVar[Source]
     SOURCE_CORPUS: _ClassVar[Source]
 
+class Policy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    POLICY_UNSPECIFIED: _ClassVar[Policy]
+    POLICY_CALIBRATED: _ClassVar[Policy]
+    POLICY_TREE: _ClassVar[Policy]
+
 class DataType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     DATA_TYPE_UNSPECIFIED: _ClassVar[DataType]
@@ -34,6 +40,9 @@ TRANSPORT_INLINE: Transport
 SOURCE_UNSPECIFIED: Source
 SOURCE_LOCAL: Source
 SOURCE_CORPUS: Source
+POLICY_UNSPECIFIED: Policy
+POLICY_CALIBRATED: Policy
+POLICY_TREE: Policy
 DATA_TYPE_UNSPECIFIED: DataType
 DATA_TYPE_INT32: DataType
 DATA_TYPE_INT64: DataType
@@ -41,7 +50,7 @@ DATA_TYPE_FLOAT32: DataType
 DATA_TYPE_UINT8: DataType
 
 class DraftParameters(_message.Message):
-    __slots__ = ("k", "max_depth", "spec_factor", "spec_offset", "min_token_prob", "use_local", "use_corpus")
+    __slots__ = ("k", "max_depth", "spec_factor", "spec_offset", "min_token_prob", "use_local", "use_corpus", "policy", "tau", "branches")
     K_FIELD_NUMBER: _ClassVar[int]
     MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
     SPEC_FACTOR_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +58,9 @@ class DraftParameters(_message.Message):
     MIN_TOKEN_PROB_FIELD_NUMBER: _ClassVar[int]
     USE_LOCAL_FIELD_NUMBER: _ClassVar[int]
     USE_CORPUS_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    TAU_FIELD_NUMBER: _ClassVar[int]
+    BRANCHES_FIELD_NUMBER: _ClassVar[int]
     k: int
     max_depth: int
     spec_factor: float
@@ -56,23 +68,28 @@ class DraftParameters(_message.Message):
     min_token_prob: float
     use_local: bool
     use_corpus: bool
-    def __init__(self, k: _Optional[int] = ..., max_depth: _Optional[int] = ..., spec_factor: _Optional[float] = ..., spec_offset: _Optional[float] = ..., min_token_prob: _Optional[float] = ..., use_local: _Optional[bool] = ..., use_corpus: _Optional[bool] = ...) -> None: ...
+    policy: Policy
+    tau: float
+    branches: int
+    def __init__(self, k: _Optional[int] = ..., max_depth: _Optional[int] = ..., spec_factor: _Optional[float] = ..., spec_offset: _Optional[float] = ..., min_token_prob: _Optional[float] = ..., use_local: _Optional[bool] = ..., use_corpus: _Optional[bool] = ..., policy: _Optional[_Union[Policy, str]] = ..., tau: _Optional[float] = ..., branches: _Optional[int] = ...) -> None: ...
 
 class Draft(_message.Message):
-    __slots__ = ("tokens", "packed_tokens", "probabilities", "source", "match_length", "occurrences")
+    __slots__ = ("tokens", "packed_tokens", "probabilities", "source", "match_length", "occurrences", "parents")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PACKED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     MATCH_LENGTH_FIELD_NUMBER: _ClassVar[int]
     OCCURRENCES_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     packed_tokens: bytes
     probabilities: _containers.RepeatedScalarFieldContainer[float]
     source: Source
     match_length: int
     occurrences: int
-    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., packed_tokens: _Optional[bytes] = ..., probabilities: _Optional[_Iterable[float]] = ..., source: _Optional[_Union[Source, str]] = ..., match_length: _Optional[int] = ..., occurrences: _Optional[int] = ...) -> None: ...
+    parents: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., packed_tokens: _Optional[bytes] = ..., probabilities: _Optional[_Iterable[float]] = ..., source: _Optional[_Union[Source, str]] = ..., match_length: _Optional[int] = ..., occurrences: _Optional[int] = ..., parents: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ArrayMap(_message.Message):
     __slots__ = ("name", "offset", "data_type", "shape")
@@ -273,18 +290,20 @@ class ProposeStreamResponse(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., response: _Optional[_Union[ProposeResponse, _Mapping]] = ..., code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class IngestDocument(_message.Message):
-    __slots__ = ("document_id", "offset", "tokens", "packed_tokens", "complete")
+    __slots__ = ("document_id", "offset", "tokens", "packed_tokens", "complete", "packed_lead")
     DOCUMENT_ID_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PACKED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    PACKED_LEAD_FIELD_NUMBER: _ClassVar[int]
     document_id: str
     offset: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     packed_tokens: bytes
     complete: bool
-    def __init__(self, document_id: _Optional[str] = ..., offset: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., packed_tokens: _Optional[bytes] = ..., complete: _Optional[bool] = ...) -> None: ...
+    packed_lead: bytes
+    def __init__(self, document_id: _Optional[str] = ..., offset: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., packed_tokens: _Optional[bytes] = ..., complete: _Optional[bool] = ..., packed_lead: _Optional[bytes] = ...) -> None: ...
 
 class IngestRequest(_message.Message):
     __slots__ = ("attachment_id", "namespace", "documents", "wait_visible", "vocab_size", "wait_durable")
@@ -355,7 +374,7 @@ class HarvestResponse(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[DocumentResult, _Mapping]]] = ...) -> None: ...
 
 class Namespace(_message.Message):
-    __slots__ = ("name", "vocab_size", "tokenizer_fingerprint", "tokens", "quota_tokens", "documents", "open_documents", "evicted_tokens", "generation", "version", "segments", "bytes", "attachments", "asleep")
+    __slots__ = ("name", "vocab_size", "tokenizer_fingerprint", "tokens", "quota_tokens", "documents", "open_documents", "evicted_tokens", "generation", "version", "segments", "bytes", "attachments", "asleep", "calibration")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -370,6 +389,7 @@ class Namespace(_message.Message):
     BYTES_FIELD_NUMBER: _ClassVar[int]
     ATTACHMENTS_FIELD_NUMBER: _ClassVar[int]
     ASLEEP_FIELD_NUMBER: _ClassVar[int]
+    CALIBRATION_FIELD_NUMBER: _ClassVar[int]
     name: str
     vocab_size: int
     tokenizer_fingerprint: str
@@ -384,7 +404,26 @@ class Namespace(_message.Message):
     bytes: int
     attachments: int
     asleep: bool
-    def __init__(self, name: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., tokens: _Optional[int] = ..., quota_tokens: _Optional[int] = ..., documents: _Optional[int] = ..., open_documents: _Optional[int] = ..., evicted_tokens: _Optional[int] = ..., generation: _Optional[int] = ..., version: _Optional[int] = ..., segments: _Optional[_Union[Segments, _Mapping]] = ..., bytes: _Optional[int] = ..., attachments: _Optional[int] = ..., asleep: _Optional[bool] = ...) -> None: ...
+    calibration: Calibration
+    def __init__(self, name: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., tokens: _Optional[int] = ..., quota_tokens: _Optional[int] = ..., documents: _Optional[int] = ..., open_documents: _Optional[int] = ..., evicted_tokens: _Optional[int] = ..., generation: _Optional[int] = ..., version: _Optional[int] = ..., segments: _Optional[_Union[Segments, _Mapping]] = ..., bytes: _Optional[int] = ..., attachments: _Optional[int] = ..., asleep: _Optional[bool] = ..., calibration: _Optional[_Union[Calibration, _Mapping]] = ...) -> None: ...
+
+class Calibration(_message.Message):
+    __slots__ = ("deciles", "brier_score")
+    DECILES_FIELD_NUMBER: _ClassVar[int]
+    BRIER_SCORE_FIELD_NUMBER: _ClassVar[int]
+    deciles: _containers.RepeatedCompositeFieldContainer[Decile]
+    brier_score: float
+    def __init__(self, deciles: _Optional[_Iterable[_Union[Decile, _Mapping]]] = ..., brier_score: _Optional[float] = ...) -> None: ...
+
+class Decile(_message.Message):
+    __slots__ = ("drafted", "predicted", "accepted")
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    drafted: int
+    predicted: float
+    accepted: float
+    def __init__(self, drafted: _Optional[int] = ..., predicted: _Optional[float] = ..., accepted: _Optional[float] = ...) -> None: ...
 
 class Segments(_message.Message):
     __slots__ = ("main", "recent", "live")
@@ -553,14 +592,26 @@ class DocumentMatch(_message.Message):
     def __init__(self, document_id: _Optional[str] = ..., position: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class ExplainResponse(_message.Message):
-    __slots__ = ("matches", "draft", "version")
+    __slots__ = ("matches", "draft", "version", "candidates", "calibration")
     MATCHES_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    CALIBRATION_FIELD_NUMBER: _ClassVar[int]
     matches: _containers.RepeatedCompositeFieldContainer[SuffixMatch]
     draft: Draft
     version: int
-    def __init__(self, matches: _Optional[_Iterable[_Union[SuffixMatch, _Mapping]]] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., version: _Optional[int] = ...) -> None: ...
+    candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
+    calibration: Calibration
+    def __init__(self, matches: _Optional[_Iterable[_Union[SuffixMatch, _Mapping]]] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., version: _Optional[int] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., calibration: _Optional[_Union[Calibration, _Mapping]] = ...) -> None: ...
+
+class Candidate(_message.Message):
+    __slots__ = ("token", "probability")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PROBABILITY_FIELD_NUMBER: _ClassVar[int]
+    token: int
+    probability: float
+    def __init__(self, token: _Optional[int] = ..., probability: _Optional[float] = ...) -> None: ...
 
 class ExportRequest(_message.Message):
     __slots__ = ("namespace",)
