@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 NAMES = ("quality", "propose_cpu", "visibility", "memory", "rpc", "restore", "replication", "chaos", "transformers_cpu")
-GPU_NAMES = ("drafter", "refresh_gpu")
-"""Need torch, triton and a CUDA GPU; run only by name."""
+GPU_NAMES = ("handle", "drafter", "refresh_gpu", "sharing", "vllm_replicas")
+"""Need torch, triton and a CUDA GPU, the last one vLLM too; run only by name."""
 LONG_NAMES = ("hostile", "soak", "policy")
 """Take up to an hour unless told otherwise; run only by name."""
 

@@ -57,6 +57,7 @@ class ClientConfig:
         tokenizer_fingerprint: Identifies the tokenizer; empty: not checked.
         strict: Raise instead of failing open.
         credentials: TLS and the token.
+        device_uuid: UUID of the GPU that the engine drafts on; empty: it drafts on the host.
 
     Raises:
         InvalidArgument: A value is outside its range.
@@ -76,6 +77,7 @@ class ClientConfig:
     tokenizer_fingerprint: str
     strict: bool
     credentials: Credentials
+    device_uuid: str = ""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.engine):

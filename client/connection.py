@@ -20,7 +20,7 @@ from draftd.client.session import Session
 from draftd.client.transports import Link, Transport
 from draftd.client.transports.handle import EngineTensors, HandleTransport
 from draftd.client.transports.inline import InlineTransport
-from draftd.client.transports.mapped import MappedTransport
+from draftd.client.transports.mapped import DeviceLink, MappedTransport
 from draftd.drafter.drafts import Drafts
 from draftd.drafter.params import DraftParams
 from draftd.drafter.stats import EngineStats
@@ -36,8 +36,17 @@ class Connection:
         session: Keeps the engine attached.
     """
 
-    def __init__(self, config: ClientConfig, table: RowTable, tensors: EngineTensors | None, stats: EngineStats, log: FailOpenLog) -> None:
+    def __init__(
+        self,
+        config: ClientConfig,
+        table: RowTable,
+        tensors: EngineTensors | None,
+        stats: EngineStats,
+        log: FailOpenLog,
+        device: DeviceLink | None = None,
+    ) -> None:
         self._config = config
+        self._device = device
         self._table = table
         self._tensors = tensors
         self._stats = stats
@@ -149,7 +158,7 @@ class Connection:
             if socket_path(self._config.endpoint) is None:
                 # It would have this process map, and write to, whatever file it names.
                 raise ValueError("a service of another host wants a file to be mapped")
-            mapped = MappedTransport(link, response, self._table, self._courier, self._config.namespaces)
+            mapped = MappedTransport(link, response, self._table, self._courier, self._config.namespaces, self._device)
             mapped.warm_up(link.defaults)
             return mapped
         if response.transport == pb.TRANSPORT_HANDLE and self._tensors is not None:

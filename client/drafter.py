@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from draftd.client.acceptance import PendingDrafts
 from draftd.client.config import ClientConfig, TransportName, default_endpoint, default_shm_root
@@ -24,6 +24,7 @@ from draftd.client.load import Load
 from draftd.client.rows import Parked, Request, RowTable
 from draftd.client.transports import Transport
 from draftd.client.transports.handle import EngineTensors
+from draftd.client.transports.mapped import DeviceLink
 from draftd.client.wire import as_sent
 from draftd.drafter.drafts import Drafts
 from draftd.drafter.errors import DraftdError, FailedPrecondition, InvalidArgument
@@ -59,6 +60,7 @@ class Drafter:
         tokenizer_fingerprint: Identifies the tokenizer; a namespace refuses another than its first.
         strict: Raise `FailOpen` and `DraftdError` instead of failing open; for tests.
         credentials: TLS and the token; None takes the DRAFTD_CLIENT_* variables.
+        device, device_uuid: For DeviceSession, which drafts on the GPU of that UUID.
 
     Raises:
         InvalidArgument: An argument is outside its range. A service that is not there is not an error.
@@ -82,6 +84,8 @@ class Drafter:
         tokenizer_fingerprint: str = "",
         strict: bool = False,
         credentials: Credentials | None = None,
+        device: DeviceLink | None = None,
+        device_uuid: str = "",
     ) -> None:
         self._config = ClientConfig(
             endpoint=endpoint or default_endpoint(),
@@ -98,6 +102,7 @@ class Drafter:
             tokenizer_fingerprint=tokenizer_fingerprint,
             strict=strict,
             credentials=Credentials.from_environment() if credentials is None else credentials,
+            device_uuid=device_uuid,
         )
         tensors = EngineTensors(default_shm_root(), max_rows, max_length, k) if transport == "handle" else None
         tokens = tensors.tokens if tensors else np.empty((max_rows, max_length), np.int32)
@@ -109,7 +114,7 @@ class Drafter:
         self._load = Load()
         self._last_step = (0, 0)
         self._closed = False
-        self._connection = Connection(self._config, self._table, tensors, self._stats, self._log)
+        self._connection = Connection(self._config, self._table, tensors, self._stats, self._log, device)
 
     # -- what an engine calls ------------------------------------------------------------------------------------------------
 
@@ -166,13 +171,24 @@ class Drafter:
         """
         self._guard(lambda: self._append(row, tokens), None)
 
-    def finish(self, row: int, discard: bool = False) -> None:
-        """Ends a row's request; its output is kept for others to draft from, or forgotten if `discard`."""
-        self._guard(lambda: self._finish(row, discard), None)
+    def finish(self, row: int, discard: bool = False, *, length: int | None = None) -> None:
+        """Ends a row's request; its output is kept for others to draft from, or forgotten if `discard`.
+
+        Args:
+            length: Tokens that count, prompt included, where the row holds some past the request's end; None: all.
+        """
+        self._guard(lambda: self._end(row, discard, length), None)
 
     def preempt(self, row: int) -> None:
         """Takes a request from its row without ending it; `start` with its document id brings it back. At most max_rows wait."""
         self._guard(lambda: self._preempt(row), None)
+
+    def observe(self, rows: NDArray[np.int64], drafts: Drafts) -> None:
+        """Notes drafts that were made elsewhere for what the rows, int64 [n], hold now; their acceptance is counted as for others."""
+        self._pending.settle(rows)
+        self._pending.remember(rows, drafts)
+        self._stats.count_proposal(len(rows), 0.0)
+        self._connection.report()
 
     def set_costs(self, slot: float, step: float) -> None:
         """Tells what it costs to verify one token, and a step beside that, in one unit: from now on tau follows from the batch size.
@@ -224,10 +240,25 @@ class Drafter:
         return self._connection.session.alive
 
     @property
+    def trouble(self) -> tuple[str, str]:
+        """Fail-open reason and detail of the session's last failure."""
+        return self._connection.session.trouble
+
+    @property
     def transport(self) -> str:
         """The transport in use: `mapped`, `handle`, `inline`, or `none` before the first attachment."""
         transport = self._connection.session.transport
         return transport.name if transport else "none"
+
+    @property
+    def fallback(self) -> str:
+        """Why the engine does not map, where it would; empty if it does."""
+        return self._connection.session.fallback
+
+    @property
+    def fallbacks(self) -> int:
+        """Attachments so far that do not map, where the engine would."""
+        return self._connection.session.fallbacks
 
     def wait_attached(self, timeout_s: float) -> bool:
         """Waits until the service has answered; not for the decode loop."""
@@ -373,6 +404,19 @@ class Drafter:
         table.extend(row, checked)
         self._stats.committed_tokens[0] += len(checked)
         self._connection.append(request, checked)
+
+    def _end(self, row: int, discard: bool, length: int | None) -> None:
+        request = self._table.started(row)
+        held = self._table.row_tokens(row)
+        if discard or length is None or length >= len(held):
+            self._finish(row, discard)
+            return
+        # Others may have drafted from what is past the end while it was in flight; what is kept is clean.
+        kept = held[:length].copy()
+        self._finish(row, True)
+        if length > request.prompt_length:
+            self._start(row, kept, request.document_id, request.namespace, request.private, request.prompt_length)
+            self._finish(row, False)
 
     def _finish(self, row: int, discard: bool) -> None:
         self._connection.adopt()

@@ -13,8 +13,9 @@ import grpc
 import numpy as np
 
 from draftd.client import wire
+from draftd.client.abilities import explain
 from draftd.client.channel import open_channel, socket_path
-from draftd.client.config import ClientConfig
+from draftd.client.config import ClientConfig, default_shm_root
 from draftd.client.credentials import check_socket
 from draftd.client.failopen import reason_of
 from draftd.client.transports import Link, Transport
@@ -32,6 +33,7 @@ _LONGEST_PAUSE_S = 1.0
 _ATTACH_TIMEOUT_S = 10.0
 _HEARTBEAT_S = 1.0
 _DETACH_TIMEOUT_S = 2.0
+_MAX_REASON_BYTES = 512
 _CHANNEL_OPTIONS = (
     ("grpc.enable_retries", 0),
     ("grpc.use_local_subchannel_pool", 1),
@@ -62,6 +64,8 @@ class Session:
         alive: The service answered the last call.
         trouble: Fail-open reason and detail of the last failure; ("unattached", ...) before the first try has ended.
         prepared: Rows can be drafted for from their own tokens.
+        fallback: Why the newest attachment does not map, where the engine would; empty if it does.
+        fallbacks: Attachments so far that had such a reason.
     """
 
     def __init__(self, config: ClientConfig, tensors: pb.EngineTensors | None, open_transport: OpenTransport) -> None:
@@ -69,10 +73,12 @@ class Session:
         self.alive = False
         self.trouble = ("unattached", "the service has not answered yet")
         self.prepared = False
+        self.fallback = ""
+        self.fallbacks = 0
         self._config = config
         self._tensors = tensors
         self._open_transport = open_transport
-        self._mappable = True
+        self._unmapped_reason = ""
         self._attachment_id = ""
         # One is made anew when a file of the credentials changes; the decode thread may still be using those before.
         self._channels: list[grpc.Channel] = []
@@ -116,10 +122,13 @@ class Session:
                 self.trouble = reason_of(error)
             except (OSError, ValueError, DraftdError) as error:
                 self.trouble = ("refused", f"{self._config.transport} does not work here: {error}")
-                self._mappable = self._config.transport != "auto"
+                if self._config.transport == "auto":
+                    self._unmapped_reason = self._why_not_mapped(error)
             else:
                 pause = _FIRST_PAUSE_S
                 self._keep(lease_s)
+                # What stood in the way may be gone, as when the service has been put into another container.
+                self._unmapped_reason = ""
                 continue
             self._stop.wait(pause)
             pause = min(_LONGEST_PAUSE_S, 2 * pause)
@@ -148,7 +157,7 @@ class Session:
         if self._attachment_id:
             self._detach()
         config = self._config
-        wanted = _WANTED[config.transport] if self._mappable else pb.TRANSPORT_INLINE
+        wanted = pb.TRANSPORT_INLINE if self._unmapped_reason else _WANTED[config.transport]
         request = pb.AttachRequest(
             engine=config.engine,
             namespace=config.namespace,
@@ -160,6 +169,8 @@ class Session:
             max_length=config.max_length,
             transport=wanted,
             layout_version=LAYOUT_VERSION,
+            device_uuid=config.device_uuid,
+            unmapped_reason=self._unmapped_reason,
         )
         if self._tensors is not None:
             request.tensors.CopyFrom(self._tensors)
@@ -175,9 +186,23 @@ class Session:
         transport = self._open_transport(link, response)
         self._wake.clear()
         self.transport, self.alive = transport, True
-        fallback = f"; not {config.transport}: {response.fallback_reason}" if response.fallback_reason else ""
-        _log.info("engine %s is attached, %s%s", config.engine, transport.name, fallback)
+        self._note_fallback(transport.name, response.fallback_reason)
         return link.lease_s
+
+    def _note_fallback(self, transport: str, reason: str) -> None:
+        self.fallback = reason
+        if not reason:
+            _log.info("engine %s is attached, %s", self._config.engine, transport)
+            return
+        self.fallbacks += 1
+        # Engines of other hosts never map; on this host somebody expects it.
+        level = logging.INFO if socket_path(self._config.endpoint) is None else logging.WARNING
+        _log.log(level, "engine %s is attached, %s, and does not map: %s", self._config.engine, transport, reason)
+
+    def _why_not_mapped(self, error: Exception) -> str:
+        """What stands in the way, as far as the service may be told: in as many bytes as it takes."""
+        reason = explain(error, self._config.endpoint, self._config.credentials.socket_owner, default_shm_root())
+        return reason.encode()[:_MAX_REASON_BYTES].decode(errors="ignore")
 
     def _keep(self, lease_s: float) -> None:
         """Extends the lease until the attachment has ended, or the service is gone."""

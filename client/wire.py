@@ -1,4 +1,4 @@
-"""Between the core's types and the API's messages, for the engine's side."""
+"""Between the core's types and the API's messages, for the engine's side; parameters for both sides."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,9 @@ from draftd.drafter.refresh_cycle import RefreshCycle
 from draftd.drafter.segments import RefreshStat, Segments
 from draftd.drafter.shm import SharedBlock, ShmDir
 from draftd.drafter.stats import EngineStats
+
+if TYPE_CHECKING:
+    from draftd.drafter.device_indexes import DeviceIndexes
 
 _NAME = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
 _T = TypeVar("_T")
@@ -298,6 +301,10 @@ class Corpus(RefreshCycle):
             raise NotFound(f"namespace {name!r} does not exist", "namespace")
         namespace.used_at = time.monotonic()
         return namespace
+
+    def names(self) -> list[str]:
+        """Names of all namespaces."""
+        return list(self._namespaces)
 
     def namespaces(self) -> list[NamespaceInfo]:
         """All namespaces, by name."""
@@ -571,6 +578,27 @@ class Corpus(RefreshCycle):
         """
         return self._indexes.spec(self._get(namespace).index)
 
+    def index_handle(self, namespace: str) -> str:
+        """What a namespace's index is told apart by from those before it; see index_spec for errors."""
+        return self._indexes.handle(self._get(namespace).index)
+
+    @property
+    def device_indexes(self) -> list[DeviceIndexes]:
+        """The indexes on each GPU; none where they are in host memory."""
+        if self.config.device == "cpu":
+            return []
+        from draftd.drafter.device_fleet import DeviceFleet
+        from draftd.drafter.device_indexes import DeviceIndexes
+
+        if isinstance(self._indexes, DeviceFleet):
+            return self._indexes.members
+        return [self._indexes] if isinstance(self._indexes, DeviceIndexes) else []
+
+    @property
+    def directory(self) -> Path:
+        """Where this run keeps its files in shared memory; nobody else can open it."""
+        return self._dir.path
+
     def memory_use(self) -> str:
         """What memory the indexes take, for people."""
         return self._indexes.memory_use()
@@ -669,7 +697,7 @@ class Corpus(RefreshCycle):
     @property
     def readers_passed_over(self) -> int:
         """Times that a reader did not move on and was no longer waited for."""
-        return self._epochs.passed_over
+        return self._epochs.passed_over + sum(part.memory.readers.passed_over for part in self.device_indexes)
 
 
 def _drain(items: deque[_T]) -> list[_T]:
@@ -681,7 +709,9 @@ def _indexes_of(config: CorpusConfig, directory: Path, control: NDArray[np.int64
         return HostIndexes(directory, config, control, epochs)
     # PyTorch and Triton are needed here only.
     try:
+        from draftd.drafter.device_fleet import DeviceFleet
         from draftd.drafter.device_indexes import DeviceIndexes
     except ImportError as error:
         raise InvalidArgument(f"device is {config.device}; it needs PyTorch and Triton: pip install draftd[gpu]", "device") from error
-    return DeviceIndexes(config, config.device)
+    devices = config.device.split(",")
+    return DeviceFleet(config, devices) if len(devices) > 1 else DeviceIndexes(config, devices[0])

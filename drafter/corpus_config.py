@@ -10,7 +10,7 @@ from pathlib import Path
 from draftd.drafter.errors import InvalidArgument
 from draftd.drafter.params import MAX_DEPTH
 
-DEVICE = re.compile(r"cpu|cuda(:[0-9]{1,3})?")
+DEVICE = re.compile(r"cpu|cuda(:[0-9]{1,3})?|(?!.*(cuda:[0-9]+),.*\2(?![0-9]))cuda:[0-9]{1,3}(,cuda:[0-9]{1,3})+")
 """Where the indexes may be."""
 
 
@@ -27,7 +27,8 @@ class CorpusConfig:
         recent_tokens: Most suffixes of the segment `recent`; half of it triggers a merge into `main`.
         live_tokens: Most tokens of the segment `live`, separators included.
         keep_generations: Generations that a namespace keeps when a new one starts and the caller does not say.
-        device: Where the indexes are and drafting happens: "cpu", "cuda", or "cuda:N" for one of several GPUs.
+        device: Where the indexes are and drafting happens: "cpu", "cuda", "cuda:N" for one of several GPUs, or several of those, separated
+            by commas, which all get a copy.
         device_memory_bytes: Memory that is allocated on the GPU for all indexes.
         quotas: Quotas of namespaces whose name fits a pattern (fnmatch), in tokens; the first that fits counts, before quota_tokens.
     """
@@ -59,7 +60,7 @@ class CorpusConfig:
             if not low <= value <= high:
                 raise InvalidArgument(f"{name} is {value}; it must be in [{low}, {high}]", name)
         if not DEVICE.fullmatch(self.device):
-            raise InvalidArgument(f"device is {self.device!r}; it must be cpu, cuda or cuda:N", "device")
+            raise InvalidArgument(f"device is {self.device!r}; it must be cpu, cuda, cuda:N, or several cuda:N with commas", "device")
         low, high = 8 * self.depth, 2**31 - 2 - self.depth
         for pattern, quota in self.quotas:
             if not low <= quota <= high:

@@ -117,6 +117,8 @@ class DeviceDrafter:
 
     Args:
         arena: int32 [a]; headers: int64 [namespaces, DEVICE_HEADER_WORDS]; see draftd.drafter.device_layout.
+        control, pins: int64 [DEVICE_CONTROL_WORDS] and [PIN_WORDS]: for a reader whose writer is another process. A draft whose index was
+            overwritten meanwhile is empty then, and its version is TORN. None: the writer orders its work behind this by itself.
         max_batch: Most rows of a batch.
         max_row_tokens: Most tokens of a row: the buffer's second dimension.
         params: How to draft.
@@ -128,10 +130,13 @@ class DeviceDrafter:
     def __init__(
         self, arena: torch.Tensor, headers: torch.Tensor, *, max_batch: int, max_row_tokens: int, params: DraftParams,
         launch: Launch | None = None, compiled_k: int = 2, compiled_depth: int = 16,
+        control: torch.Tensor | None = None, pins: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         if not 1 <= max_row_tokens < MAX_ROW_TOKENS:
             raise ValueError(f"max_row_tokens is {max_row_tokens}; it must be in [1, {MAX_ROW_TOKENS})")
         self.arena, self.headers, self.params = arena, headers, params
+        self._control, self._pins = (headers, headers) if control is None or pins is None else (control, pins)
+        self._pinned = pins is not None
         self.max_batch, self.max_row_tokens, self._launch = max_batch, max_row_tokens, launch
         device = arena.device
         self._k = triton.next_power_of_2(max(compiled_k, params.k))
@@ -191,17 +196,18 @@ class DeviceDrafter:
         tasks = (SEGMENTS * groups if use_corpus else 0) + parts
         if tasks:
             match_rows[(batch, tasks)](
-                self.arena, self.headers, self.headers.shape[0], tokens, tokens.stride(0), tokens.shape[0], tokens.shape[1],
-                lengths, rows, namespaces, *shared, params.max_depth, parts,
-                USE_LOCAL=params.use_local, USE_CORPUS=use_corpus, GROUPS=groups,
+                self.arena, self.headers, self.headers.shape[0], self._control, self._pins,
+                tokens, tokens.stride(0), tokens.shape[0], tokens.shape[1], lengths, rows, namespaces, *shared, params.max_depth, parts,
+                groups,
+                USE_LOCAL=params.use_local, USE_CORPUS=use_corpus, PINNED=self._pinned and use_corpus,
                 LENGTHS=launch.lengths, PROBES=launch.probes, BLOCK=launch.block,
                 BACK=self._lengths, num_warps=1, maxnreg=launch.search_registers, **_EARLY,
             )  # fmt: skip
         draft_chains[(batch, launch.programs)](
-            self.arena, tokens, *shared, self._best_keys, self._finished,
+            self.arena, self.headers, self._pins, tokens, *shared, self._best_keys, self._finished,
             self._chain_tokens, self._chain_probs, self._chain_words, self._scratch, self._caps, params.max_depth, k, self._min_prob,
             out.tokens, out.probabilities, out.counts, out.source, out.match_length, out.occurrences, out.version,
-            USE_LOCAL=params.use_local, USE_CORPUS=use_corpus, LENGTHS=self._lengths, K=self._k, PROGRAMS=launch.programs,
-            SLOTS=launch.slots, BLOCK=launch.hits, ROOM=_HITS_KEPT, num_warps=1, enable_fp_fusion=False, maxnreg=launch.chain_registers,
-            **_EARLY,
+            USE_LOCAL=params.use_local, USE_CORPUS=use_corpus, PINNED=self._pinned and use_corpus, LENGTHS=self._lengths, K=self._k,
+            PROGRAMS=launch.programs, SLOTS=launch.slots, BLOCK=launch.hits, ROOM=_HITS_KEPT, num_warps=1, enable_fp_fusion=False,
+            maxnreg=launch.chain_registers, **_EARLY,
         )  # fmt: skip

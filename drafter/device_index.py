@@ -1,13 +1,13 @@
 """One namespace's index in device memory, as its only writer sees it: two copies of what a refresh replaces, and publication.
 
 The layout is in draftd.drafter.device_layout. A new version is in force from one 8-byte store on; kernels that have begun keep the
-descriptor that they read, so a copy may be overwritten once the launches before its replacement have ended.
+descriptor that they read, so a copy is overwritten when the launches before its replacement have ended, and the readers have moved on.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from threading import RLock
+from threading import Lock, RLock
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ from draftd.drafter.device_memory import DeviceMemory
 from draftd.drafter.index import LIVE, MAIN, RECENT, IndexImage, MainMerge, Version, bucket_shift
 from draftd.drafter.ops.merge.gpu import fill_buckets, merge
 from draftd.drafter.ops.sort.gpu import sort_positions
+
+_TEXT = 3
+"""Beside the segments: the ring's text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +105,13 @@ class DeviceIndex:
         self.host_text = np.full(self.ring + self.depth + 1, -1, np.int32)
         self._lock = RLock()
         self._last_eviction = 0
-        self.current = Version()
+        # For each segment and copy, and for the text: the last version that it was part of, and the epoch that replaced it.
+        self._retired: dict[tuple[int, int], tuple[int, int]] = {}
+        self._reclaimed = 0
+        self._reclaim_lock = Lock()
+        # A header that another index had goes on counting, so that no reader takes a version of the one for one of the other.
+        self.current = Version(number=self.memory.last_version(self.slot))
+        self._first_number = self.current.number
         with self.memory.stream("refresh"):
             self.text.fill_(-1)
             self.live_text.fill_(-1)
@@ -113,6 +122,16 @@ class DeviceIndex:
     def byte_size(self) -> int:
         """Device memory that the index takes."""
         return 4 * self.shape.elements + self.headers.stride(0) * 8
+
+    @property
+    def stretch(self) -> tuple[int, int]:
+        """Where the index starts in the arena, and how long it is; int32 elements."""
+        return self._start, self.shape.elements
+
+    @property
+    def handle(self) -> str:
+        """Differs from that of every other index of this memory, also of those before."""
+        return f"{self.slot}-{self._first_number}"
 
     def resident_bytes(self) -> int:
         """Device memory that the index takes; see byte_size."""
@@ -145,7 +164,14 @@ class DeviceIndex:
             header = self.headers[self.slot]
             header[start : start + dl.DEVICE_DESCRIPTOR_WORDS].copy_(torch.tensor(words))
             header[dl.DEVICE_VERSION].fill_(number)
+            epoch = self.memory.advance()
             self.memory.wait("refresh")
+            old = self.current
+            for segment in (MAIN, RECENT, LIVE):
+                if old.copies[segment] != version.copies[segment]:
+                    self._retired[segment, old.copies[segment]] = (old.number, epoch)
+            if old.evicted != version.evicted:
+                self._retired[_TEXT, 0] = (old.number, epoch)
             if version.evicted != self.current.evicted:
                 self._last_eviction = number
             self.current = version
@@ -154,6 +180,7 @@ class DeviceIndex:
     def write_text(self, start: int, tokens: NDArray[np.int32]) -> None:
         """See IndexArrays."""
         with self._lock, self.memory.stream("refresh"):
+            self._reclaim(_TEXT, 0)
             self.host_text[start : start + len(tokens)] = tokens
             self.text[start : start + len(tokens)].copy_(self._upload(tokens))
 
@@ -161,6 +188,7 @@ class DeviceIndex:
         """See IndexArrays."""
         copy = 1 - version.copies[LIVE]
         with self._lock, self.memory.stream("refresh"):
+            self._reclaim(LIVE, copy)
             own = self.live_text[copy]
             own[: len(text)].copy_(self._upload(text))
             self._fill(LIVE, copy, own, sort_positions(own, self._upload(positions), self.depth, self.shape.vocab_size))
@@ -170,6 +198,7 @@ class DeviceIndex:
         """See IndexArrays."""
         copy, length = 1 - version.copies[RECENT], version.lengths[RECENT] + len(positions)
         with self._lock, self.memory.stream("refresh"):
+            self._reclaim(RECENT, copy)
             new = sort_positions(self.text, self._upload(positions), self.depth, self.shape.vocab_size)
             self._merge(RECENT, version, new, self.recent[copy, :length])
         return version.with_segment(RECENT, length)
@@ -178,6 +207,7 @@ class DeviceIndex:
         """See IndexArrays."""
         copy, length = 1 - version.copies[RECENT], version.lengths[RECENT] - dropped
         with self._lock, self.memory.stream("refresh"):
+            self._reclaim(RECENT, copy)
             none = torch.empty(0, dtype=torch.int32, device=self.text.device)
             self._merge(RECENT, version, none, self.recent[copy, :length], start, size)
         return version.with_segment(RECENT, length)
@@ -196,6 +226,7 @@ class DeviceIndex:
         kept = recent.shape[0] - max(0, merge_in.evicted - version.lengths[MAIN])
         start, size = merge_in.evict_start, merge_in.evict_size
         with self.memory.stream("merge"):
+            self._reclaim(MAIN, 1 - version.copies[MAIN])
             placed = merge_in.placed
             span = (int(placed.min()), int(placed.max()) + 1) if len(placed) else None
             new = sort_positions(self.text, self._upload(placed), self.depth, self.shape.vocab_size, span)
@@ -227,10 +258,25 @@ class DeviceIndex:
     def close(self) -> None:
         """Takes the index out of force and gives its memory back, once no launch reads it any more."""
         with self._lock, self.memory.stream("refresh"):
-            self.headers[self.slot].zero_()
+            # Its descriptors stay: who has begun finds them as they were.
+            self.headers[self.slot, dl.DEVICE_VERSION].zero_()
+            epoch = self.memory.advance()
             self.memory.wait("refresh")
         self.memory.wait_for_launches()
+        self.memory.readers.wait(epoch)
         self.memory.give(self._start, self.shape.elements, self.slot)
+
+    def _reclaim(self, segment: int, copy: int) -> None:
+        """Returns when the copy that is not in force may be overwritten by what is launched next on the current stream."""
+        number, epoch = self._retired.get((segment, copy), (0, 0))
+        if number == 0:
+            return
+        if len(self.memory.readers):
+            self.memory.readers.wait(epoch)
+        with self._reclaim_lock:
+            if number > self._reclaimed:
+                self._reclaimed = number
+                self.headers[self.slot, dl.DEVICE_RECLAIMED].fill_(number)
 
     def _merge(
         self, segment: int, version: Version, new: torch.Tensor, out: torch.Tensor, evict_start: int = 0, evict_length: int = 0

@@ -5,6 +5,7 @@ An engine with tokens on the device uses DeviceDrafter, with nothing on the host
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,9 +17,10 @@ import torch
 from numpy.typing import NDArray
 
 from draftd.drafter.corpus_config import CorpusConfig
+from draftd.drafter.cuda_memory import CudaError, device_uuid
 from draftd.drafter.device import LONG_ROW_TOKENS, DeviceDrafter, DeviceDrafts
 from draftd.drafter.device_index import DeviceIndex, DeviceShape
-from draftd.drafter.device_memory import DeviceMemory
+from draftd.drafter.device_memory import DeviceMemory, Exported
 from draftd.drafter.drafts import Drafts
 from draftd.drafter.errors import FailedPrecondition, InvalidArgument
 from draftd.drafter.index import IndexArrays
@@ -46,6 +48,14 @@ class _Workspace:
     out: DeviceDrafts
 
 
+@dataclass(frozen=True, slots=True)
+class SharedIndexes:
+    """What an engine maps: the header of each namespace that is there, and pieces of memory, the head of the arena among them."""
+
+    headers: dict[str, int]
+    pieces: list[Exported]
+
+
 class DeviceIndexes:
     """Indexes in device memory that is allocated at once; see Indexes.
 
@@ -67,8 +77,9 @@ class DeviceIndexes:
                 f"{-(-4 * shape.elements // 2**20)}",
                 "device_memory",
             )
-        self._slots: dict[str, int] = {}
+        self._indexes: dict[str, DeviceIndex] = {}
         self._lock = Lock()
+        self._followers: list[tuple[str, int, torch.Tensor]] = []
         self._workspaces: OrderedDict[tuple[int, int, DraftParams], _Workspace] = OrderedDict()
 
     def _shape(self, vocab_size: int, quota_tokens: int) -> DeviceShape:
@@ -83,16 +94,72 @@ class DeviceIndexes:
         """See Indexes. Nothing is learned here: on a device both policies mean the rule `tree`."""
         assert isinstance(index, DeviceIndex)
         with self._lock:
-            self._slots[name] = index.slot
+            self._indexes[name] = index
+            self._tell_followers(name)
 
     def remove(self, name: str) -> None:
         """See Indexes."""
         with self._lock:
-            self._slots.pop(name, None)
+            self._indexes.pop(name, None)
+            self._tell_followers(name)
 
     def spec(self, index: IndexArrays) -> BlockSpec:
         """See Indexes."""
         raise FailedPrecondition(f"the index is on {self.memory.device}: it cannot be mapped by host processes", "transport")
+
+    @property
+    def uuid(self) -> str:
+        """The GPU's UUID; see device_uuid."""
+        return device_uuid(self.memory.device)
+
+    def share(self, reader: str, names: Sequence[str], pin: int) -> SharedIndexes:
+        """Exports the indexes of namespaces to a reader, which is waited for from then on; see DeviceReaders.add for `pin`.
+
+        Raises:
+            InvalidArgument, ResourceExhausted: See DeviceReaders.add.
+            CudaError: The driver does not export.
+        """
+        self.memory.readers.add(reader, pin)
+        with self._lock:
+            there = {name: self._indexes[name] for name in names if name in self._indexes}
+            pieces = self.memory.export_head()
+            try:
+                for index in there.values():
+                    pieces += self.memory.export(*index.stretch)
+            except CudaError:
+                for piece in pieces:
+                    os.close(piece.fd)
+                raise
+        return SharedIndexes({name: index.slot for name, index in there.items()}, pieces)
+
+    def unshare(self, reader: str) -> None:
+        """The reader is gone: nothing waits for it any more."""
+        self.memory.readers.remove(reader)
+
+    def follow(self, name: str, vocab_size: int, headers: torch.Tensor) -> None:
+        """Keeps int32 [n] filled with a namespace's header, -1 while there is none with that vocabulary; see DeviceDrafter.propose."""
+        with self._lock:
+            self._followers.append((name, vocab_size, headers))
+            self._tell_followers(name)
+
+    def unfollow(self, headers: torch.Tensor) -> None:
+        """Ends `follow`."""
+        with self._lock:
+            self._followers = [follower for follower in self._followers if follower[2] is not headers]
+
+    def _tell_followers(self, name: str) -> None:
+        index = self._indexes.get(name)
+        told = [(vocab_size, headers) for followed, vocab_size, headers in self._followers if followed == name]
+        if told:
+            with self.memory.stream("draft"):
+                for vocab_size, headers in told:
+                    headers.fill_(index.slot if index is not None and index.shape.vocab_size == vocab_size else -1)
+            self.memory.wait("draft")
+
+    def handle(self, index: IndexArrays) -> str:
+        """See Indexes."""
+        assert isinstance(index, DeviceIndex)
+        return index.handle
 
     def draft(self, rows: Sequence[NDArray[np.int32]], names: Sequence[str], params: DraftParams) -> Drafts:
         """See Indexes."""
@@ -101,7 +168,8 @@ class DeviceIndexes:
         most = max(1, _MAX_CALL_TOKENS // width)
         with self._lock:
             for at in range(0, len(rows), most):
-                part = self._draft(rows[at : at + most], [self._slots.get(n, -1) for n in names[at : at + most]], width, params)
+                slots = [index.slot if (index := self._indexes.get(name)) else -1 for name in names[at : at + most]]
+                part = self._draft(rows[at : at + most], slots, width, params)
                 drafts.put(slice(at, at + most), part)
         return drafts
 

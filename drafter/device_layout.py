@@ -1,11 +1,25 @@
-"""Where an index lies in device memory: one int32 arena for all arrays, one int64 header a namespace with the versions in force.
+"""Where an index lies in device memory: one int32 arena for all arrays, in front of them a header a namespace with the versions in force.
 
 A version's descriptor holds resolved offsets into the arena, so that a kernel reads the version, then the descriptor, and is ready.
 """
 
 from __future__ import annotations
 
-DEVICE_LAYOUT_VERSION = 1
+DEVICE_LAYOUT_VERSION = 2
+
+# The arena begins with control words (int64) and the namespaces' headers.
+DEVICE_CONTROL_WORDS = 64
+DEVICE_EPOCH = 0
+"""Counts publications over all namespaces; what readers pin."""
+
+PIN_WORDS = 64
+"""int64 words that one reader writes."""
+PIN_EPOCH = 0
+"""Epoch that the reader is drafting from, 0 while it is not drafting."""
+PIN_MAPPED = 1
+"""1 while there is a control block to read the epoch from; the reader's own."""
+PIN_ROWS = 8
+"""Rows of the batch that are done; the reader's own."""
 
 SEGMENTS = 3
 """main, recent, live; the same order everywhere, from the oldest to the most recent."""
@@ -17,6 +31,8 @@ ALIGNMENT = 32
 DEVICE_HEADER_WORDS = 192
 DEVICE_VERSION = 0
 """The version in force, from 1; 0 while the namespace has none. Its descriptor is `version % DEVICE_DESCRIPTORS`."""
+DEVICE_RECLAIMED = 8
+"""Versions up to this one may be overwritten at any time; what was read from them does not count."""
 DEVICE_DESCRIPTORS_START = 64
 
 DEVICE_DESCRIPTORS = 4
@@ -47,6 +63,10 @@ RECORD_LENGTH = 16
 """Tokens of the row."""
 RECORD_TOKENS = 17
 """Offset of the row's tokens in the buffer, elements."""
+RECORD_HEADER = 18
+"""Offset of the namespace's header, in words from the first one."""
+TORN = -1
+"""Version of a draft whose index was overwritten meanwhile; nothing is drafted then."""
 
 # A hit of local matching: where it ends, and how far it matches, in one int32.
 HIT_LENGTH_BITS = 6

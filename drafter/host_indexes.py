@@ -46,6 +46,9 @@ class Indexes(Protocol):
             FailedPrecondition: It cannot be mapped.
         """
 
+    def handle(self, index: IndexArrays) -> str:
+        """What an index that engines map is told apart by from those before it."""
+
     def draft(self, rows: Sequence[NDArray[np.int32]], names: Sequence[str], params: DraftParams) -> Drafts:
         """Drafts for rows, each from the index of its namespace, or from its own tokens only where the name is empty or unknown.
 
@@ -112,6 +115,10 @@ class HostIndexes:
         """See Indexes."""
         assert isinstance(index, Index)
         return index.spec
+
+    def handle(self, index: IndexArrays) -> str:
+        """See Indexes."""
+        return self.spec(index).handle
 
     def draft(self, rows: Sequence[NDArray[np.int32]], names: Sequence[str], params: DraftParams) -> Drafts:
         """See Indexes."""

@@ -75,6 +75,7 @@ class _Merge:
 
     Attributes:
         work: What the index merges; recent_start, recent_size: the stretch of the ring whose suffixes it takes from `recent`.
+        recent_suffixes: How many those are.
         evicted: How many of the oldest pieces go.
         placed: Pieces that enter `main` directly.
     """
@@ -82,6 +83,7 @@ class _Merge:
     work: MainMerge
     recent_start: int
     recent_size: int
+    recent_suffixes: int
     evicted: int
     placed: list[Piece]
     length: int = 0
@@ -356,6 +358,7 @@ class Segments:
             ),
             recent_start=start,
             recent_size=self._used - (start - current.ring_start) % index.ring if current.lengths[RECENT] else 0,
+            recent_suffixes=current.lengths[RECENT],
             evicted=evicted,
             placed=[],
         )
@@ -394,7 +397,7 @@ class Segments:
             raise
         index, version = self.index, self.index.current
         kind = "full" if version.lengths[MAIN] == 0 else "merge"
-        version = index.drop_recent(version, job.recent_start, job.recent_size, len(job.work.recent))
+        version = index.drop_recent(version, job.recent_start, job.recent_size, job.recent_suffixes)
         self._merge = None
         version = replace(
             version.with_segment(MAIN, job.length),

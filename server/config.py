@@ -1,10 +1,10 @@
 """The service's configuration: one typed class, read from flags, DRAFTD_* environment variables, a TOML file and defaults.
 
-Every setting carries its unit, range and meaning, from which `--help`, `draftd config` and docs/configuration.md are made.
-It does not start anything.
+Every setting carries its unit, range and meaning, for draftd.server.config_docs. It does not start anything.
 """
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
-from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
 from draftd.drafter.corpus_config import DEVICE
@@ -21,6 +20,7 @@ from draftd.server.replicate.settings import NODE_NAME, STREAM_NAME, servers_of
 
 ENV_PREFIX = "DRAFTD_"
 OFF = "off"
+_HOST = re.compile(r"\*|\.?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 
 
 class ConfigError(Exception):
@@ -91,13 +91,38 @@ class ServerConfig(BaseSettings):
     rate_tokens: float = _setting(
         0.0, "Security", "tokens/s", "Most corpus tokens that such a principal sends; 0 is no limit.", ge=0, le=1e12
     )
+    quota_attachments: int = _setting(
+        0,
+        "Security",
+        "attachments",
+        "Most live attachments of a principal whose token sets no limit of its own; 0 is no limit but max_attachments.",
+        ge=0,
+        le=4096,
+    )
+    quota_namespaces: int = _setting(
+        0,
+        "Security",
+        "namespaces",
+        "Such a principal makes no namespace where as many exist that its patterns fit; 0 is no limit but max_namespaces.",
+        ge=0,
+        le=4096,
+    )
+    http_hosts: str = _setting(
+        "",
+        "Security",
+        "",
+        "Names under which HTTP may be asked for, beside localhost, this machine's, the one in http, and addresses. A request by any other "
+        "is refused, so that no web page gets at it by a name that it has point here. A leading dot is for all names below; * is any name.",
+        allowed="host names, separated by commas",
+    )
 
     device: str = _setting(
         "cpu",
         "Corpus",
         "",
-        "Where the indexes are and drafting happens. A GPU needs PyTorch and Triton: pip install draftd[gpu].",
-        allowed="cpu, cuda, or cuda:N",
+        "Where the indexes are and drafting happens. A GPU needs PyTorch and Triton: pip install draftd[gpu]. With several GPUs each has a "
+        "copy of every index, for the engines on it; the service drafts on the first.",
+        allowed="cpu, cuda, cuda:N, or several cuda:N separated by commas",
     )
     device_memory: int = _setting(
         1024,
@@ -204,7 +229,8 @@ class ServerConfig(BaseSettings):
         None,
         "Replication",
         "path",
-        "TOML file with user and password, or with token, read at each connection. Its mode must be 0600 or 0640.",
+        "File with what NATS asks for, read at each connection: TOML with user and password, with token, or with nkey, the seed of a user; "
+        "or a .creds file. Its mode must be 0600 or 0640.",
         allowed="a file",
     )
     replicate_tls_ca: Path | None = _setting(
@@ -277,7 +303,7 @@ class ServerConfig(BaseSettings):
     @classmethod
     def _known_device(cls, value: str) -> str:
         if not DEVICE.fullmatch(value):
-            raise ValueError(f"{value!r} is not known; it must be cpu, cuda or cuda:N")
+            raise ValueError(f"{value!r} is not known; it must be cpu, cuda, cuda:N, or several cuda:N with commas")
         return value
 
     @field_validator("listen", "http")
@@ -285,6 +311,14 @@ class ServerConfig(BaseSettings):
     def _host_port(cls, value: str) -> str:
         if value not in ("", OFF):
             parse_address(value)
+        return value
+
+    @field_validator("http_hosts")
+    @classmethod
+    def _hosts(cls, value: str) -> str:
+        for name in filter(None, (part.strip() for part in value.split(","))):
+            if not _HOST.fullmatch(name):
+                raise ValueError(f"{name!r} is not a host name, a dot and a domain, or *")
         return value
 
     @field_validator("otlp_endpoint")
@@ -444,60 +478,3 @@ def _explain(item: Any, sources: Mapping[str, str]) -> str:
         return message
     name = str(item["loc"][0])
     return f"{name} (from {sources.get(name, 'flag')}): {message}"
-
-
-def groups() -> list[str]:
-    """Names of the groups of settings, in order."""
-    return list(dict.fromkeys(str(documentation(info)["group"]) for info in ServerConfig.model_fields.values()))
-
-
-def documentation(info: FieldInfo) -> dict[str, Any]:
-    """group, unit and allowed values of one setting."""
-    extra = info.json_schema_extra
-    return dict(extra) if isinstance(extra, dict) else {}
-
-
-def allowed_values(info: FieldInfo) -> str:
-    """The range or the choices of a setting, for people."""
-    written = str(documentation(info)["allowed"])
-    if written:
-        return written
-    if info.annotation is bool:
-        return "true, false"
-    choices = getattr(info.annotation, "__args__", ())
-    if choices:
-        return ", ".join(str(choice) for choice in choices)
-    low = next((item.ge for item in info.metadata if hasattr(item, "ge")), None)
-    high = next((item.le for item in info.metadata if hasattr(item, "le")), None)
-    return f"{low} to {high}"
-
-
-def flag_name(name: str) -> str:
-    """The command-line flag of a setting."""
-    return "--" + name.replace("_", "-")
-
-
-def markdown() -> str:
-    """docs/configuration.md."""
-    lines = [
-        "# Configuration",
-        "",
-        "Every setting of `draftd serve` can be given as a flag, as an environment variable, or in a TOML file named by `--config`",
-        "(or `DRAFTD_CONFIG`). A flag wins over the environment, the environment over the file, the file over the default. `draftd config`",
-        "takes the same flags and shows every value and where it came from. This page is written by `draftd config --markdown`.",
-        "",
-        "The environment variable of a setting is its TOML key in capitals after `DRAFTD_`: `max_k` is `DRAFTD_MAX_K`.",
-        "`DRAFTD_ENDPOINT` and `DRAFTD_CLIENT_...` are read by clients, not by the service: see docs/security.md.",
-    ]
-    for group in groups():
-        lines += ["", f"## {group}", "", "| flag | TOML key | default | unit | allowed | meaning |", "|---|---|---|---|---|---|"]
-        for name, info in ServerConfig.model_fields.items():
-            about = documentation(info)
-            if about["group"] == group:
-                default = (
-                    "" if info.default in (None, "") else f"`{str(info.default).lower() if info.annotation is bool else info.default}`"
-                )
-                lines.append(
-                    f"| `{flag_name(name)}` | `{name}` | {default} | {about['unit']} | {allowed_values(info)} | {info.description} |"
-                )
-    return "\n".join(lines) + "\n"

@@ -175,6 +175,29 @@ CATALOGUE: tuple[MetricInfo, ...] = (
     ),
     MetricInfo("draftd_attachments", "gauge", ("transport",), "Live attachments."),
     MetricInfo("draftd_attaches_total", "counter", ("transport",), "Attachments made."),
+    MetricInfo(
+        "draftd_fallbacks_total",
+        "counter",
+        ("reason",),
+        "Attachments that would map but do not: host, layout, device, or client, which could not map what it was told of.",
+    ),
+    MetricInfo(
+        "draftd_handle_batches_total",
+        "counter",
+        ("outcome",),
+        "Batches of engines that share tensors on a GPU: launched, expired (the engine's stream did not come), skipped (it no longer "
+        "waited), failed (the driver refused).",
+    ),
+    MetricInfo(
+        "draftd_abandoned_streams_total", "counter", (), "Attachments whose GPU work did not end in time; what they shared stays mapped."
+    ),
+    MetricInfo(
+        "draftd_mps",
+        "gauge",
+        (),
+        "1 if the service's GPU is shared by the Multi-Process Service, where an engine that is killed at work takes all others down.",
+    ),
+    MetricInfo("draftd_memory_refusals_total", "counter", (), "Times that somebody asked for device memory and got none; see the log."),
     MetricInfo("draftd_lease_losses_total", "counter", (), "Attachments whose lease ran out."),
     MetricInfo("draftd_spans_sent_total", "counter", (), "Spans of calls that the receiver of otlp_endpoint has taken."),
     MetricInfo("draftd_spans_dropped_total", "counter", (), "Spans that were not: it did not keep up, or did not answer."),
@@ -184,7 +207,7 @@ CATALOGUE: tuple[MetricInfo, ...] = (
         "draftd_refused_calls_total",
         "counter",
         ("reason",),
-        "Calls over gRPC and HTTP refused for who made them or how fast: unauthenticated, permission or rate.",
+        "Calls over gRPC and HTTP refused for who made them or how fast: unauthenticated, permission, rate, or host.",
     ),
     MetricInfo("draftd_audited_calls_total", "counter", ("method", "outcome"), "Calls in the audit log, by gRPC status code."),
     MetricInfo("draftd_reloads_total", "counter", ("file", "result"), "Times that tokens or certificates were read again: ok or failed."),

@@ -98,6 +98,10 @@ class ServedRows:
     def __len__(self) -> int:
         return len(self._rows)
 
+    def has_ended(self, document_id: str) -> bool:
+        """The row was harvested not long ago."""
+        return document_id in self._finished
+
     def held(self, document_id: str) -> int:
         """Tokens held of a row, prompt included; 0 for an unknown one."""
         row = self._rows.get(document_id)

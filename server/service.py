@@ -32,7 +32,9 @@ from draftd.server.rpc.gate import Gate
 from draftd.server.rpc.server import SERVICES, bind_socket, bind_tcp, build_grpc
 from draftd.server.rpc.visibility import Visibility
 from draftd.server.security.guard import Guard
+from draftd.server.security.hosts import HostGuard, hosts_of
 from draftd.server.security.http import HttpGuard
+from draftd.server.security.principal import Quotas
 from draftd.server.security.rates import Rates
 from draftd.server.security.reload import Reloadable, reload_files
 from draftd.server.security.tls import Certificates
@@ -46,6 +48,7 @@ from draftd.server.telemetry import Telemetry
 from draftd.server.version import version
 
 if TYPE_CHECKING:
+    from draftd.server.memory_socket import MemorySocket
     from draftd.server.replicate.replicator import Replicator
     from draftd.server.tracing import Tracing
 
@@ -75,11 +78,13 @@ class Service:
         self._tracing: Tracing | None = None
         self._replicator: Replicator | None = None
         self._corpus: Corpus | None = None
+        self._memory_socket: MemorySocket | None = None
         self._store: Store | None = None
         self._gate = Gate()
         self._servers: list[aio.Server] = []
         self._health = Health(("", *SERVICES))
         self._tokens: Tokens | None = None
+        self._quotas = Quotas(config.quota_attachments, config.quota_namespaces)
         self._certificates: Certificates | None = None
         self._reloadable: dict[str, Reloadable] = {}
 
@@ -110,9 +115,17 @@ class Service:
         outbox = Outbox(replication.wants) if replication else None
         keepers = [keeper for keeper in (self._store.backlog if self._store else None, outbox) if keeper is not None]
         self.corpus = self._corpus = Corpus(corpus_config(config), Keepers(*keepers) if keepers else None)
-        self.attachments = Attachments(self.corpus, config.lease_ms, config.max_attachments)
+        self._memory_socket = open_memory_socket(self.corpus)
+        if self.corpus.device_indexes:
+            mps = any(part.memory.under_mps for part in self.corpus.device_indexes)
+            self.metrics.set("draftd_mps", int(mps))
+            if mps:
+                log.warning("mps", meaning="an engine that is killed while its GPU work is under way takes every process on the GPU down")
+        self.attachments = Attachments(self.corpus, config.lease_ms, config.max_attachments, self._memory_socket)
         if self._store is not None:
-            self._gate.sleepers = Sleepers(self.corpus, self._store, config.idle_namespace_s, self.attachments.users)
+            sleepers = Sleepers(self.corpus, self._store, config.idle_namespace_s, self.attachments.users)
+            self._gate.sleepers = sleepers
+            self.attachments.asleep = sleepers.names
         if replication and outbox is not None:
             self._replicator = open_replicator(replication, self.corpus, outbox, self._store, self._gate.sleepers)
         self._history = History(self.corpus.instance, self.metrics, self.attachments)
@@ -136,7 +149,8 @@ class Service:
                 config.http_docs,
             )
             guarded = HttpGuard(app, self._tokens, self.metrics) if self._tokens is not None else app
-            self._http = build_server(guarded, self._certificates.context if self._certificates and config.http_tls else None)
+            named = HostGuard(guarded, hosts_of(config.http_hosts, parse_address(config.http)[0]), self.metrics)
+            self._http = build_server(named, self._certificates.context if self._certificates and config.http_tls else None)
             self._http_task = asyncio.create_task(self._http.serve(sockets=[http_socket]))
         for server in self._servers:
             await server.start()
@@ -162,7 +176,7 @@ class Service:
             self._certificates = Certificates(config.tls_cert, config.tls_key, config.tls_client_ca)
             self._reloadable["certificates"] = self._certificates
         if config.token_file:
-            self._tokens = Tokens(config.token_file, config.rate_requests, config.rate_tokens)
+            self._tokens = Tokens(config.token_file, config.rate_requests, config.rate_tokens, self._quotas)
             self._reloadable["tokens"] = self._tokens
 
     def _bind_grpc(self, visibility: Visibility) -> None:
@@ -173,7 +187,7 @@ class Service:
 
         def server(guarded: bool) -> aio.Server:
             rates = Rates.of(config.rate_requests, config.rate_tokens)
-            guards = [Guard(self._tokens, rates, self.metrics)] if guarded else []
+            guards = [Guard(self._tokens, rates, self.metrics, self._quotas)] if guarded else []
             interceptors = [*([self._tracing] if self._tracing else []), *guards]
             self._servers.append(build_grpc(drafter, corpus, self._health, interceptors, config.max_message_bytes))
             return self._servers[-1]
@@ -181,7 +195,8 @@ class Service:
         if self._place is not None:
             bind_socket(server(config.require_token), self._place)
         if config.listen:
-            guarded = bool(self._tokens is not None or config.rate_requests or config.rate_tokens)
+            limited = config.rate_requests or config.rate_tokens or self._quotas != Quotas()
+            guarded = bool(self._tokens is not None or limited)
             credentials = self._certificates.credentials() if self._certificates else None
             self.listen_port = bind_tcp(server(guarded), config.listen, credentials)
 
@@ -197,6 +212,8 @@ class Service:
         for attachment in self.attachments:
             await self.attachments.detach(attachment)
             self.telemetry.detached(attachment)
+        if self.attachments.sharing is not None:
+            self.attachments.sharing.close()
         await self._release()
         log.info("stopped")
 
@@ -220,6 +237,8 @@ class Service:
             await asyncio.get_running_loop().run_in_executor(None, self._tracing.close)
         if self._replicator is not None:
             await self._replicator.close()
+        if self._memory_socket is not None:
+            self._memory_socket.close()
         if self._corpus is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._corpus.close)
         if self._store is not None:
@@ -342,6 +361,16 @@ def corpus_config(config: ServerConfig) -> CorpusConfig:
         device_memory_bytes=config.device_memory * 2**20,
         quotas=config.quotas(),
     )
+
+
+def open_memory_socket(corpus: Corpus) -> "MemorySocket | None":
+    """What hands out device memory; None where the indexes are not in any, or it cannot be shared."""
+    indexes = [part for part in corpus.device_indexes if not part.memory.sharing_failure]
+    if not indexes:
+        return None
+    from draftd.server.memory_socket import MemorySocket
+
+    return MemorySocket(corpus.directory, indexes)
 
 
 def open_tracing(config: ServerConfig, run: str, attachments: Attachments) -> "Tracing":

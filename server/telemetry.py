@@ -10,7 +10,8 @@ from draftd.drafter.corpus import Corpus
 from draftd.drafter.records import NamespaceInfo
 from draftd.drafter.stats import EngineStats
 from draftd.server.attachments import HANDLE, INLINE, MAPPED, Attachment, Attachments
-from draftd.server.dashboard.events import Events
+from draftd.server.dashboard.events import Events, Level
+from draftd.server.fallback import Fallback
 from draftd.server.metrics import FoldedStats, Metrics
 from draftd.server.replicate.counts import AT_CORPUS, AT_STREAM, ReplicationState
 from draftd.server.replicate.message import REASONS
@@ -18,6 +19,7 @@ from draftd.server.store.sleep import Sleepers
 from draftd.server.store.store import Store
 
 if TYPE_CHECKING:
+    from draftd.server.device_handle import TensorSharing
     from draftd.server.replicate.replicator import Replicator
 
 log = structlog.get_logger()
@@ -48,17 +50,26 @@ class Telemetry:
         self._errors_of: dict[str, int] = {}
         self._row_errors = 0
         self._refresh_errors = 0
+        self._failed_launches = 0
         self._evicted: defaultdict[str, int] = defaultdict(int)
 
     def unattached(self, namespace: str) -> EngineStats:
         """Where proposals of callers without an attachment are counted."""
         return self._unattached[self._metrics.namespace_label(namespace)].stats
 
-    def attached(self, attachment: Attachment) -> None:
-        """Starts to follow an attachment."""
+    def attached(self, attachment: Attachment, fallback: Fallback | None = None) -> None:
+        """Starts to follow an attachment; `fallback` is why it does not map, where it would."""
+        engine = attachment.engine.name
         self._folded[attachment.id] = FoldedStats(attachment.stats)
         self._metrics.count("draftd_attaches_total", attachment.transport)
-        self._events.note("attach", attachment.engine.name, f"attached over {attachment.transport}")
+        if fallback is None:
+            self._events.note("attach", engine, f"attached over {attachment.transport}")
+            return
+        self._metrics.count("draftd_fallbacks_total", fallback.kind)
+        # An engine of another host never maps; on this one somebody expects it.
+        level: Level = "info" if fallback.kind == "host" else "warning"
+        self._events.note("attach", engine, f"attached over {attachment.transport}: {fallback.text}", level=level)
+        getattr(log, level)("not_mapped", engine=engine, transport=attachment.transport, kind=fallback.kind, reason=fallback.text)
 
     def detached(self, attachment: Attachment, *, lost: bool = False) -> None:
         """Folds what an attachment counted last."""
@@ -90,6 +101,10 @@ class Telemetry:
         self._metrics.replace("draftd_device_memory_bytes", {(part,): n for part, n in self._corpus.device_bytes().items()})
         self._metrics.advance("draftd_reader_timeouts_total", self._corpus.readers_passed_over)
         self._metrics.advance("draftd_row_errors_total", self._row_errors + sum(self._errors_of.values()))
+        if self._attachments.sharing is not None:
+            self._of_sharing(self._attachments.sharing)
+        if self._attachments.memory is not None:
+            self._metrics.advance("draftd_memory_refusals_total", self._attachments.memory.refused)
         self._corpus_gauges()
         if self._store is not None:
             self._of_store(self._store)
@@ -97,6 +112,15 @@ class Telemetry:
             self._of_replication(self._replicator.state())
         transports = [attachment.transport for attachment in self._attachments]
         self._metrics.replace("draftd_attachments", {(name,): transports.count(name) for name in (MAPPED, HANDLE, INLINE)})
+
+    def _of_sharing(self, sharing: "TensorSharing") -> None:
+        counts = sharing.counts()
+        for outcome, count in counts.items():
+            self._metrics.advance("draftd_handle_batches_total", count, outcome)
+        self._metrics.advance("draftd_abandoned_streams_total", sharing.abandoned)
+        if counts.get("failed", 0) > self._failed_launches:
+            log.error("launch_failed", times=counts["failed"] - self._failed_launches)
+            self._failed_launches = counts["failed"]
 
     def _of_store(self, store: Store) -> None:
         counts = store.counts

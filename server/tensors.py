@@ -84,7 +84,7 @@ class EngineTensors:
                 if not message.HasField(name):
                     raise InvalidArgument(f"tensors.{name} is missing; HANDLE needs it", f"tensors.{name}")
                 tensor: pb.Tensor = getattr(message, name)
-                _check_form(tensor, name, data_type, shape)
+                check_form(tensor, name, data_type, shape)
                 files[name] = _open(tensor, name, shape, root, reserved, writable=name.startswith("draft_"))
         except (InvalidArgument, OSError):
             _close(files)
@@ -126,7 +126,7 @@ class EngineTensors:
         self._files["draft_info"].write(np.stack([drafts.counts, drafts.source, drafts.match_length, drafts.occurrences], axis=1))
 
 
-def _check_form(tensor: pb.Tensor, name: str, data_type: int, shape: Sequence[int]) -> None:
+def check_form(tensor: pb.Tensor, name: str, data_type: int, shape: Sequence[int]) -> None:
     """Checks what can be checked without the file."""
     field = f"tensors.{name}"
     extents = list(tensor.shape)

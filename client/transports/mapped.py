@@ -7,7 +7,7 @@ free slot, and after the service has died.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +25,18 @@ from draftd.drafter.rows import RowBlock
 from draftd.proto.draftd.v1 import draftd_pb2 as pb
 
 
+class DeviceLink(Protocol):
+    """What maps an index in device memory, where a DeviceSession drafts from it."""
+
+    def remap(self, device: pb.DeviceMap) -> None:
+        """Maps what the service hands out, in place of what was mapped before; OSError or ValueError if that cannot be."""
+
+
 class MappedTransport:
     """Drafting from a mapped index.
+
+    Args:
+        device: Maps the index and drafts from it where that is on a GPU; this then only publishes the rows.
 
     Attributes:
         block: The row block, mapped.
@@ -35,20 +45,35 @@ class MappedTransport:
         OSError, ValueError: The service's blocks cannot be mapped here.
     """
 
-    def __init__(self, link: Link, response: pb.AttachResponse, table: RowTable, courier: Courier, namespaces: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        link: Link,
+        response: pb.AttachResponse,
+        table: RowTable,
+        courier: Courier,
+        namespaces: tuple[str, ...],
+        device: DeviceLink | None = None,
+    ) -> None:
         self.link = link
         self.block = RowBlock.open(wire.block_spec(response.rows))
         self._table = table
         self._courier = courier
         self._namespace_index = {name: i for i, name in enumerate(namespaces)}
         self._only_namespace = len(namespaces) == 1
-        self._reader = IndexReader.open(
-            wire.block_spec(response.control),
-            {index.namespace: wire.block_spec(index.block) for index in response.indexes},
-            self.block,
-        )
-        for i, name in enumerate(namespaces[:LEARNING_NAMESPACES]):
-            self._reader.learn_into(name, self.block.learned(i, reserve=True))
+        self._device = device
+        self._reader: IndexReader | None = None
+        if response.HasField("device") != (device is not None):
+            raise ValueError(f"the index is {'in device' if device is None else 'in host'} memory")
+        if device is not None:
+            device.remap(response.device)
+        else:
+            self._reader = IndexReader.open(
+                wire.block_spec(response.control),
+                {index.namespace: wire.block_spec(index.block) for index in response.indexes},
+                self.block,
+            )
+            for i, name in enumerate(namespaces[:LEARNING_NAMESPACES]):
+                self._reader.learn_into(name, self.block.learned(i, reserve=True))
         if self.block.max_length < table.max_length:
             raise ValueError(f"the row block has rows of {self.block.max_length} tokens; {table.max_length} were asked for")
         self._free = list(range(self.block.n_slots))
@@ -63,6 +88,8 @@ class MappedTransport:
 
     def warm_up(self, params: DraftParams) -> None:
         """Compiles what `propose` runs, so that no step waits for a compiler. Called from the session's thread."""
+        if self._reader is None:
+            return
         row = np.zeros(2, np.int32)
         addresses, lengths = np.array([row.ctypes.data]), np.array([len(row)])
         for name in [*self._namespace_index, ""]:
@@ -100,6 +127,8 @@ class MappedTransport:
 
     def propose(self, rows: NDArray[np.int64], params: DraftParams) -> Drafts:
         """Drafts for rows of the table; see Transport."""
+        if self._reader is None:
+            raise FailOpen("refused", "the index is in device memory: DeviceSession.propose drafts from it")
         table = self._table
         names = None if self._only_namespace else [request.namespace for row in rows if (request := table.requests[row])]
         try:
@@ -116,8 +145,11 @@ class MappedTransport:
 
     def heartbeat(self, response: pb.HeartbeatResponse) -> None:
         """Maps the indexes that are new, and shows that the engine lives."""
-        for index in response.indexes:
-            self._reader.add_index(index.namespace, wire.block_spec(index.block))
+        if self._device is not None and response.HasField("device"):
+            self._device.remap(response.device)
+        if self._reader is not None:
+            for index in response.indexes:
+                self._reader.add_index(index.namespace, wire.block_spec(index.block))
         self.block.beat()
 
     def orphaned(self) -> None:
@@ -132,7 +164,8 @@ class MappedTransport:
         self._slots.clear()
         for slot in list(self._ended):
             self._release(slot)
-        self._reader.close()
+        if self._reader is not None:
+            self._reader.close()
 
     def _take_slot(self) -> int | None:
         if not self._free:

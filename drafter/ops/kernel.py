@@ -22,7 +22,8 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 def _sources() -> list[Path]:
     """The files that kernels are compiled from, constants included."""
     ops = _PACKAGE / "ops"
-    shared = [_PACKAGE / "layout.py", _PACKAGE / "policy.py", ops / "intrinsics.py", ops / "draft" / "versioned.py"]
+    shared = [_PACKAGE / "layout.py", _PACKAGE / "policy.py", _PACKAGE / "stream_words.py", ops / "intrinsics.py"]
+    shared.append(ops / "draft" / "versioned.py")
     return [*shared, *sorted(ops.glob("*/cpu*.py"))]
 
 

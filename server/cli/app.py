@@ -12,6 +12,7 @@ from draftd.server.cli.config import config
 from draftd.server.cli.documents import export, import_documents, ingest
 from draftd.server.cli.draft import explain, propose
 from draftd.server.cli.failure import Failure, UsageFailure
+from draftd.server.cli.selftest import selftest
 from draftd.server.cli.serve import serve
 from draftd.server.cli.status import status
 from draftd.server.cli.token import token
@@ -29,6 +30,7 @@ app = typer.Typer(
 app.command("serve")(serve)
 app.command("status")(with_credentials(status))
 app.command("top")(top)
+app.command("selftest")(selftest)
 app.command("replay")(replay)
 app.command("propose")(with_credentials(propose))
 app.command("explain")(with_credentials(explain))

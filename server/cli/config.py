@@ -10,7 +10,8 @@ from rich.text import Text
 
 from draftd.server.cli.channel import wide_console
 from draftd.server.cli.flags import with_config
-from draftd.server.config import LoadedConfig, ServerConfig, documentation, groups, markdown
+from draftd.server.config import LoadedConfig, ServerConfig
+from draftd.server.config_docs import documentation, groups, markdown
 
 
 @with_config

@@ -72,7 +72,8 @@ def import_documents(
     endpoint: EndpointOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Add the documents of an export. A document whose id is there already is skipped, so an interrupted import goes on when run again.
+    """Add the documents of an export. A document whose id is there already is skipped, and not even sent where the ids may be read: an
+    interrupted import goes on where it was when run again.
 
     A Parquet file says its namespace, vocabulary size and tokenizer; they are checked before anything is taken, and so are its tokens.
     """
@@ -83,9 +84,10 @@ def import_documents(
         try:
             with _source(path, namespace, vocab_size, stub) as source:
                 progress.update(task, total=source.documents)
-                for part in _parts(source.batches):
+                known = _known(stub, source.header.namespace)
+                for part in _parts(_unknown(source.batches, known, done)):
                     _add(done, stub.Import(_requests(part, source.header)))
-                    progress.advance(task, sum(len(batch) for batch in part))
+                    progress.update(task, completed=done.documents + done.skipped_documents)
         except (grpc.RpcError, Failure):
             if done.documents:
                 _say(f"{done.documents:,} documents are in; run the command again to go on")
@@ -152,6 +154,25 @@ def _namespace(stub: draftd_pb2_grpc.CorpusServiceStub, name: str) -> pb.Namespa
         if error.code() == grpc.StatusCode.NOT_FOUND:
             return None
         raise
+
+
+def _known(stub: draftd_pb2_grpc.CorpusServiceStub, namespace: str) -> set[str]:
+    """Ids of the committed documents of a namespace; none where there is no such namespace, or the caller may not read it."""
+    try:
+        answers = stub.Export(pb.ExportRequest(namespace=namespace, ids_only=True))
+        return {document.document_id for answer in answers for document in answer.documents}
+    except grpc.RpcError as error:
+        if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.PERMISSION_DENIED):
+            return set()
+        raise
+
+
+def _unknown(batches: Iterator[list[pb.StoredDocument]], known: set[str], done: pb.ImportResponse) -> Iterator[list[pb.StoredDocument]]:
+    """What is left of batches without known documents, which are counted as skipped."""
+    for batch in batches:
+        new = [document for document in batch if document.document_id not in known]
+        done.skipped_documents += len(batch) - len(new)
+        yield new
 
 
 def _parts(batches: Iterator[list[pb.StoredDocument]]) -> Iterator[list[list[pb.StoredDocument]]]:

@@ -9,7 +9,8 @@ import typer
 from pydantic.fields import FieldInfo
 
 from draftd.server.cli.failure import UsageFailure
-from draftd.server.config import ConfigError, LoadedConfig, ServerConfig, allowed_values, documentation, flag_name, load_config
+from draftd.server.config import ConfigError, LoadedConfig, ServerConfig, load_config
+from draftd.server.config_docs import allowed_values, documentation, flag_name
 
 ConfigFile = Annotated[
     Path | None,

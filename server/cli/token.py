@@ -1,6 +1,7 @@
 """`draftd token`: makes a token, and the entry of the token file that says what it may do."""
 
 import os
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -32,6 +33,10 @@ def token(
     ],
     requests_per_s: Annotated[float | None, typer.Option(help="Most requests a second.", show_default=False)] = None,
     tokens_per_s: Annotated[float | None, typer.Option(help="Most corpus tokens sent a second.", show_default=False)] = None,
+    max_attachments: Annotated[int | None, typer.Option(help="Most live attachments.", show_default=False)] = None,
+    max_namespaces: Annotated[
+        int | None, typer.Option(help="Make no namespace where as many exist that --namespace fits.", show_default=False)
+    ] = None,
     append: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Add the entry to this token file, which is made if need be.", show_default=False)
     ] = None,
@@ -41,7 +46,13 @@ def token(
     Without --append the entry is printed on standard error.
     """
     secret = new_token()
-    entry = _entry(name, hash_of(secret), [r.value for r in right], namespace, requests_per_s, tokens_per_s)
+    limits = {
+        "requests_per_s": requests_per_s,
+        "tokens_per_s": tokens_per_s,
+        "max_attachments": max_attachments,
+        "max_namespaces": max_namespaces,
+    }
+    entry = _entry(name, hash_of(secret), [r.value for r in right], namespace, limits)
     try:
         parse(entry.encode())
     except FileRefused as error:
@@ -53,19 +64,14 @@ def token(
     typer.echo(secret)
 
 
-def _entry(
-    name: str, sha256: str, rights: list[str], namespaces: list[str], requests_per_s: float | None, tokens_per_s: float | None
-) -> str:
+def _entry(name: str, sha256: str, rights: list[str], namespaces: list[str], limits: Mapping[str, float | None]) -> str:
     lines = [
         f"[tokens.{_quoted(name)}]",
         f'sha256 = "{sha256}"',
         f"rights = [{', '.join(map(_quoted, dict.fromkeys(rights)))}]",
         f"namespaces = [{', '.join(map(_quoted, namespaces))}]",
     ]
-    if requests_per_s is not None:
-        lines.append(f"requests_per_s = {requests_per_s}")
-    if tokens_per_s is not None:
-        lines.append(f"tokens_per_s = {tokens_per_s}")
+    lines += [f"{limit} = {value}" for limit, value in limits.items() if value is not None]
     return "\n".join(lines) + "\n"
 
 

@@ -108,6 +108,8 @@ class Service:
         except urllib.error.HTTPError as error:
             if error.code in (401, 403):
                 raise Failure(f"{self.url}: {error.read().decode(errors='replace').strip()} (see --token-file)") from None
+            if error.code == 421:
+                raise Failure(f"{self.url}: {error.read().decode(errors='replace').strip()}") from None
             raise Unreachable(f"{self.url}{path} answers {error.code}") from None
         except urllib.error.URLError as error:
             raise Unreachable(str(error.reason)) from None

@@ -1,5 +1,6 @@
 """Replication as the configuration asks for it, where the NATS library is installed."""
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from draftd.drafter.corpus import Corpus
@@ -40,7 +41,7 @@ def open_replicator(
     """What replicates.
 
     Raises:
-        FailedPrecondition: The NATS library is not installed.
+        FailedPrecondition: The NATS library, or the one that signs with an NKey, is not installed.
         FileRefused: The credentials or certificates cannot be used.
     """
     try:
@@ -48,6 +49,8 @@ def open_replicator(
     except ModuleNotFoundError as error:
         raise FailedPrecondition(f"replicate: {error.name} is not installed: pip install 'draftd[nats]'", "replicate") from None
     # Read again at each connection; what is wrong from the start is said at the start.
-    settings.secrets()
+    secrets = settings.secrets()
+    if {"nkey", "creds"} & set(secrets) and find_spec("nkeys") is None:
+        raise FailedPrecondition("replicate_credentials: nkeys is not installed: pip install 'draftd[nats]'", "replicate_credentials")
     settings.tls()
     return Replicator(settings, corpus, outbox, store, sleepers)

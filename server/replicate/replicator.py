@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import nats.errors
 import structlog
-from nats.aio.client import Client
+from nats.aio.client import Client, RawCredentials
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
@@ -179,6 +179,8 @@ class Replicator:
                     user=secrets.get("user"),
                     password=secrets.get("password"),
                     token=secrets.get("token"),
+                    nkeys_seed_str=secrets.get("nkey"),
+                    user_credentials=RawCredentials(secrets["creds"]) if "creds" in secrets else None,
                 )
             js = client.jetstream(timeout=_CALL_S)
             await open_stream(js, settings)

@@ -7,18 +7,16 @@ import fnmatch
 import re
 import socket
 import ssl
-import tomllib
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from draftd.server.security.files import FileRefused, read_private
+from draftd.server.replicate.credentials import read_credentials
+from draftd.server.security.files import FileRefused
 
 STREAM_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 NODE_NAME = re.compile(r"[A-Za-z0-9._-]{0,253}")
-_CREDENTIALS_BYTES = 64 * 1024
-_CREDENTIALS = ({"user", "password"}, {"token"})
 _SCHEMES = ("nats://", "tls://")
 
 
@@ -79,20 +77,12 @@ class ReplicationSettings:
         return [] if any(set(pattern) & set("*?[") for pattern in self.namespaces) else list(self.namespaces)
 
     def secrets(self) -> Mapping[str, str]:
-        """`user` and `password`, or `token`; empty without a file.
+        """What NATS asks for, see read_credentials; empty without a file.
 
         Raises:
             FileRefused: It cannot be used; the message does not tell its content.
         """
-        if self.credentials is None:
-            return {}
-        try:
-            values = tomllib.loads(read_private(self.credentials, _CREDENTIALS_BYTES).decode())
-        except (UnicodeDecodeError, tomllib.TOMLDecodeError):
-            raise FileRefused(f"{self.credentials}: is no TOML") from None
-        if set(values) not in _CREDENTIALS or not all(isinstance(value, str) and value for value in values.values()):
-            raise FileRefused(f"{self.credentials}: needs user and password, or token, and nothing else")
-        return values
+        return read_credentials(self.credentials) if self.credentials else {}
 
     def tls(self) -> ssl.SSLContext | None:
         """What tls:// servers are checked with; None for nats://.

@@ -115,22 +115,6 @@ def params_of(message: pb.DraftParameters, defaults: DraftParams, max_k: int, li
     )
 
 
-def params_message(params: DraftParams) -> pb.DraftParameters:
-    """DraftParams as a message with every field set."""
-    return pb.DraftParameters(
-        k=params.k,
-        max_depth=params.max_depth,
-        spec_factor=params.spec_factor,
-        spec_offset=params.spec_offset,
-        min_token_prob=params.min_token_prob,
-        use_local=params.use_local,
-        use_corpus=params.use_corpus,
-        policy=pb.POLICY_TREE if params.policy == "tree" else pb.POLICY_CALIBRATED,
-        tau=params.tau,
-        branches=params.branches,
-    )
-
-
 def add_drafts(response: pb.ProposeResponse, drafts: Drafts, packed: bool) -> None:
     """Adds one Draft a row."""
     add = response.drafts.add

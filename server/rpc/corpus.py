@@ -29,7 +29,7 @@ from draftd.server.rpc.convert import (
 from draftd.server.rpc.durability import Durability
 from draftd.server.rpc.errors import Context, streaming, unary
 from draftd.server.rpc.gate import Gate
-from draftd.server.security.principal import CALLER
+from draftd.server.security.principal import CALLER, PermissionDenied
 from draftd.server.store.store import Store
 
 if TYPE_CHECKING:
@@ -135,8 +135,9 @@ class CorpusRpc(CorpusServiceServicer):
         )
         first, size = True, 0
         for document in self._corpus.documents(name):
-            packed = document.tokens.astype("<i4", copy=False).tobytes()
-            if size and size + len(packed) > _EXPORT_BYTES:
+            packed = b"" if request.ids_only else document.tokens.astype("<i4", copy=False).tobytes()
+            taken = len(packed) or len(document.document_id)
+            if size and size + taken > _EXPORT_BYTES:
                 yield message
                 message, first, size = pb.ExportResponse(), False, 0
                 await asyncio.sleep(0)
@@ -146,7 +147,7 @@ class CorpusRpc(CorpusServiceServicer):
                 generation=document.generation,
                 committed_us=document.committed_us,
             )
-            size += len(packed)
+            size += taken
         if first or size:
             yield message
 
@@ -161,8 +162,10 @@ class CorpusRpc(CorpusServiceServicer):
                 if self.gate.sleepers:
                     await self.gate.sleepers.wake((name,))
                 vocab_size = self._import_vocabulary(request, name)
+                self._attachments.check_room([name])
                 self._corpus.ensure_namespace(name, vocab_size, check_fingerprint(request.tokenizer_fingerprint))
             checked = [self._checked(document, vocab_size, f"documents[{i}]") for i, document in enumerate(request.documents)]
+            self._check_generations(request, name)
             for i, (document, tokens) in enumerate(zip(request.documents, checked, strict=True)):
                 kept = self._corpus.add(name, document.document_id, tokens, document.generation)
                 response.documents += kept > 0
@@ -198,6 +201,19 @@ class CorpusRpc(CorpusServiceServicer):
         tokens = tokens_of(pb.Row(packed_tokens=document.packed_tokens), name)
         check_vocabulary(tokens, vocab_size, name)
         return tokens
+
+    def _check_generations(self, request: pb.ImportRequest, name: str) -> None:
+        """A later generation would have the namespace's older documents evicted at the next AdvanceGeneration: that is an admin's."""
+        caller, now = CALLER.get(), self._corpus.namespace(name).generation
+        if caller is None or caller.renewed().may("admin", name):
+            return
+        for i, document in enumerate(request.documents):
+            if document.generation > now:
+                raise PermissionDenied(
+                    f"documents[{i}].generation is {document.generation}, namespace {name!r} is at {now}: to raise it, the token of "
+                    f"{caller.name!r} lacks the right 'admin'",
+                    f"documents[{i}].generation",
+                )
 
     def _existing(self, namespace: str) -> str:
         """A namespace that exists; NotFound otherwise."""

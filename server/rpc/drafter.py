@@ -6,27 +6,35 @@ Each method converts, validates, calls the table, the rows or the core, and conv
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from draftd.client.wire import parameters_message
 from draftd.drafter.corpus import Corpus
+from draftd.drafter.device_layout import DEVICE_LAYOUT_VERSION
 from draftd.drafter.documents import IngestResult
 from draftd.drafter.errors import DraftdError, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from draftd.drafter.layout import LAYOUT_VERSION, MAX_DOCUMENT_ID_BYTES
 from draftd.drafter.params import MAX_VOCAB
 from draftd.proto.draftd.v1 import draftd_pb2 as pb
 from draftd.proto.draftd.v1.draftd_pb2_grpc import DrafterServiceServicer
-from draftd.server.attachments import HANDLE, INLINE, MAPPED, MAX_EXTRA_NAMESPACES, Attachment, Attachments, Engine
+from draftd.server.attachments import HANDLE, INLINE, MAPPED, MAX_EXTRA_NAMESPACES, Attachment, Attachments, Engine, close_tensors
 from draftd.server.config import ServerConfig
+from draftd.server.fallback import Fallback, of_client
 from draftd.server.metrics import Metrics
 from draftd.server.names import check_fingerprint, check_name, namespace_or_default
-from draftd.server.rpc.convert import block_message, check_vocabulary, lead_of, params_message, tokens_of
+from draftd.server.rpc.convert import block_message, check_vocabulary, lead_of, tokens_of
 from draftd.server.rpc.durability import Durability
 from draftd.server.rpc.errors import Context, status_of, streaming, unary
 from draftd.server.rpc.gate import Gate
+from draftd.server.rpc.handle import DeviceHandles
 from draftd.server.rpc.propose import Proposer
 from draftd.server.rpc.visibility import Visibility
 from draftd.server.security.access import ACCESS
 from draftd.server.telemetry import Telemetry
 from draftd.server.tensors import EngineTensors
+
+if TYPE_CHECKING:
+    from draftd.server.device_handle import DeviceTensors
 
 _TRANSPORTS = {MAPPED: pb.TRANSPORT_MAPPED, HANDLE: pb.TRANSPORT_HANDLE, INLINE: pb.TRANSPORT_INLINE}
 
@@ -53,7 +61,8 @@ class Drafter(DrafterServiceServicer):
         self._telemetry = telemetry
         self._visibility = visibility
         self._durability = durability
-        self._proposer = Proposer(config, corpus, attachments, metrics, telemetry)
+        self._handles = DeviceHandles(config, corpus, attachments, metrics)
+        self._proposer = Proposer(config, corpus, attachments, metrics, telemetry, self._handles)
         self._shm_root = config.shm_directory()
         self._own_blocks = Path(corpus.control_spec().handle).parent
 
@@ -61,30 +70,38 @@ class Drafter(DrafterServiceServicer):
     async def Attach(self, request: pb.AttachRequest, context: Context) -> pb.AttachResponse:
         engine = self._engine(request)
         same_host = context.peer().startswith("unix:")
-        transport, reason = _choose_transport(request, same_host, self._corpus.config.device)
+        transport, fallback = _choose_transport(request, same_host, self._unmapped(request))
         self._attachments.check_free(engine.name)
-        tensors = None
-        if transport == HANDLE:
+        tensors: EngineTensors | DeviceTensors | None = None
+        if transport == HANDLE and request.tensors.device_uuid:
+            tensors = await self._handles.open(request, engine)
+        elif transport == HANDLE:
             tensors = EngineTensors.open(request.tensors, self._shm_root, self._own_blocks, engine.max_rows, engine.max_length, engine.k)
         try:
             attachment = self._attachments.attach(engine, transport, tensors)
         except (DraftdError, OSError):
             if tensors:
-                tensors.close()
+                await close_tensors(tensors)
             raise
-        self._telemetry.attached(attachment)
+        self._telemetry.attached(attachment, fallback)
         response = pb.AttachResponse(
             attachment_id=attachment.id,
             lease_ms=self._attachments.lease_ms,
             transport=_TRANSPORTS[transport],
-            fallback_reason=reason,
+            fallback_reason=fallback.text if fallback else "",
             instance=self._corpus.instance,
-            defaults=params_message(self._config.draft_params()),
+            defaults=parameters_message(self._config.draft_params()),
         )
+        if attachment.device_tensors is not None:
+            response.sequence_words = attachment.device_tensors.words.path
         if attachment.row_block:
             response.rows.CopyFrom(block_message(attachment.row_block))
-            response.control.CopyFrom(block_message(self._corpus.control_spec()))
-            response.indexes.extend(self._index_maps(attachment, []))
+            device = self._device_map(attachment, [])
+            if device is not None:
+                response.device.CopyFrom(device)
+            else:
+                response.control.CopyFrom(block_message(self._corpus.control_spec()))
+                response.indexes.extend(self._index_maps(attachment, []))
         return response
 
     @unary
@@ -99,7 +116,14 @@ class Drafter(DrafterServiceServicer):
         attachment = self._attachments.get(request.attachment_id)
         extra = _extra_namespaces(request.extra_namespaces)
         self._attachments.add_namespaces(attachment, extra)
-        return pb.HeartbeatResponse(lease_ms=self._attachments.lease_ms, indexes=self._index_maps(attachment, extra))
+        response = pb.HeartbeatResponse(lease_ms=self._attachments.lease_ms)
+        if attachment.ticket:
+            device = self._device_map(attachment, extra)
+            if device is not None:
+                response.device.CopyFrom(device)
+        else:
+            response.indexes.extend(self._index_maps(attachment, extra))
+        return response
 
     @unary
     async def Propose(self, request: pb.ProposeRequest, context: Context) -> pb.ProposeResponse:
@@ -156,6 +180,7 @@ class Drafter(DrafterServiceServicer):
                 )
             checked.append(tokens)
         if not exists:
+            self._attachments.check_room([namespace])
             self._corpus.ensure_namespace(namespace, vocab_size)
         owner = attachment.id if attachment else ""
         results = []
@@ -183,8 +208,16 @@ class Drafter(DrafterServiceServicer):
         self._durability.check(request.wait_durable)
         checked = []
         for i, row in enumerate(request.rows):
+            _check_document_id(row.document_id, f"rows[{i}]")
+        on_device = attachment.device_tensors
+        if on_device is not None:
+            for done in await self._handles.finished_rows(request, attachment, on_device):
+                start = done.sent.prompt_length
+                checked.append((done.sent, start, done.tokens[start:], done.name))
+        elif request.sequence:
+            raise InvalidArgument("sequence is for HANDLE on a GPU", "sequence")
+        for i, row in enumerate(request.rows if on_device is None else ()):
             name = f"rows[{i}]"
-            _check_document_id(row.document_id, name)
             offset = row.offset
             if row.HasField("row_index"):
                 if attachment.tensors is None:
@@ -237,6 +270,7 @@ class Drafter(DrafterServiceServicer):
             k=request.k,
             max_rows=request.max_rows,
             max_length=request.max_length,
+            device_uuid=request.device_uuid,
         )
 
     def _ingest_namespace(self, request: pb.IngestRequest, attachment: Attachment | None) -> str:
@@ -255,42 +289,61 @@ class Drafter(DrafterServiceServicer):
             pb.IndexMap(namespace=name, block=block_message(spec)) for name, spec in self._attachments.changed_indexes(attachment, wanted)
         ]
 
+    def _unmapped(self, request: pb.AttachRequest) -> str:
+        """Why an engine on that device cannot map the index; empty if it can."""
+        gpus, device = self._corpus.device_indexes, self._corpus.config.device
+        if not gpus:
+            return "the index is in host memory, not on the engine's GPU" if request.device_uuid else ""
+        own = next((part for part in gpus if part.uuid == request.device_uuid), None)
+        if own is None:
+            return f"the index is on {device}, the engine {'on another GPU' if request.device_uuid else 'on none'}"
+        if own.memory.sharing_failure:
+            return f"the index is on {own.memory.device}, which other processes cannot map: {own.memory.sharing_failure}"
+        return ""
+
+    def _device_map(self, attachment: Attachment, wanted: list[str]) -> pb.DeviceMap | None:
+        """What a MAPPED engine on a GPU has to map, if anything has changed since it was told."""
+        memory, uuid = self._attachments.memory, attachment.engine.device_uuid
+        if memory is None or not attachment.ticket or not self._attachments.has_changed_memory(attachment, wanted):
+            return None
+        return pb.DeviceMap(device_uuid=uuid, layout_version=DEVICE_LAYOUT_VERSION, socket=str(memory.path), ticket=attachment.ticket)
+
     def _count_kept(self, namespace: str, via: str, results: list[pb.DocumentResult]) -> None:
         kept = sum(result.kept_tokens for result in results)
         self.metrics.count("draftd_ingest_tokens_total", self.metrics.namespace_label(namespace), via, amount=kept)
 
 
-def _choose_transport(request: pb.AttachRequest, same_host: bool, device: str) -> tuple[str, str]:
+def _choose_transport(request: pb.AttachRequest, same_host: bool, unmapped: str) -> tuple[str, Fallback | None]:
     """The transport of an attachment, and why it is not the wanted one, if it is not.
+
+    Args:
+        unmapped: Why an engine on that device cannot map the index; empty if it can.
 
     Raises:
         FailedPrecondition: The engine asks for what this service or its place cannot do, with the reason.
     """
-    if request.device_uuid:
-        raise FailedPrecondition("device_uuid must be empty: this service shares no device", "device_uuid")
     if request.transport == pb.TRANSPORT_HANDLE:
         if not same_host:
             raise FailedPrecondition("transport HANDLE needs the Unix socket: tensors are files of the service's host", "transport")
-        return HANDLE, ""
+        return HANDLE, None
     if request.HasField("tensors"):
         raise InvalidArgument("tensors are for HANDLE only", "tensors")
     if request.transport == pb.TRANSPORT_INLINE:
-        return INLINE, ""
+        return INLINE, of_client(request.unmapped_reason)
     if request.transport not in (pb.TRANSPORT_UNSPECIFIED, pb.TRANSPORT_MAPPED):
         raise InvalidArgument(f"transport {request.transport} is not known", "transport")
-    if device != "cpu":
-        reason = f"the index is on {device}, which other processes cannot map"
+    if unmapped:
         if request.transport == pb.TRANSPORT_MAPPED:
-            raise FailedPrecondition(f"transport MAPPED: {reason}", "transport")
-        return INLINE, reason
+            raise FailedPrecondition(f"transport MAPPED: {unmapped}", "transport")
+        return INLINE, Fallback("device", unmapped)
     if not same_host:
-        return INLINE, "MAPPED needs the Unix socket: the index is in the memory of the service's host"
+        return INLINE, Fallback("host", "MAPPED needs the Unix socket: the index is in the memory of the service's host")
     if request.layout_version != LAYOUT_VERSION:
         reason = f"layout_version is {request.layout_version}; the service's is {LAYOUT_VERSION}"
         if request.transport == pb.TRANSPORT_MAPPED:
             raise FailedPrecondition(reason, "layout_version")
-        return INLINE, reason
-    return MAPPED, ""
+        return INLINE, Fallback("layout", reason)
+    return MAPPED, None
 
 
 def _extra_namespaces(names: object) -> list[str]:

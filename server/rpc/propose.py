@@ -24,13 +24,23 @@ from draftd.server.metrics import Metrics
 from draftd.server.names import DEFAULT_NAMESPACE, check_name
 from draftd.server.rows import RowUpdate
 from draftd.server.rpc.convert import add_drafts, check_batch_vocabulary, check_vocabulary, params_of, tokens_of
+from draftd.server.rpc.handle import DeviceHandles
 from draftd.server.telemetry import Telemetry
 
 
 class Proposer:
     """Answers ProposeRequests."""
 
-    def __init__(self, config: ServerConfig, corpus: Corpus, attachments: Attachments, metrics: Metrics, telemetry: Telemetry) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        corpus: Corpus,
+        attachments: Attachments,
+        metrics: Metrics,
+        telemetry: Telemetry,
+        handles: DeviceHandles,
+    ) -> None:
+        self._handles = handles
         self._config = config
         self._corpus = corpus
         self._attachments = attachments
@@ -40,12 +50,16 @@ class Proposer:
 
     def propose(self, request: pb.ProposeRequest) -> pb.ProposeResponse:
         """Drafts for a request's rows; raises DraftdError with the field and the limit."""
+        attachment = self._attachments.get(request.attachment_id) if request.attachment_id else None
+        if attachment is not None and attachment.device_tensors is not None:
+            return self._handles.propose(request, attachment, attachment.device_tensors)
         rows = request.rows
         if not 1 <= len(rows) <= self._config.max_batch:
             raise InvalidArgument(f"rows: {len(rows)} rows; a batch has 1 to {self._config.max_batch}", "rows")
-        if request.attachment_id:
-            return self._attached(request, self._attachments.get(request.attachment_id))
-        return self._unattached(request)
+        if request.sequence or request.batch:
+            field = "sequence" if request.sequence else "batch"
+            raise InvalidArgument(f"{field} is for HANDLE on a GPU", field)
+        return self._unattached(request) if attachment is None else self._attached(request, attachment)
 
     def _unattached(self, request: pb.ProposeRequest) -> pb.ProposeResponse:
         params = params_of(request.parameters, self._defaults, self._config.max_k, "the service's limit", self._config.depth)

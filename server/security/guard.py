@@ -13,7 +13,7 @@ from draftd.drafter.errors import DraftdError
 from draftd.proto.draftd.v1 import draftd_pb2 as pb
 from draftd.server.metrics import OTHER, Metrics
 from draftd.server.security.access import ACCESS
-from draftd.server.security.principal import CALLER, EVERYTHING, RIGHTS, PermissionDenied, Principal, Unauthenticated
+from draftd.server.security.principal import CALLER, EVERYTHING, RIGHTS, PermissionDenied, Principal, Quotas, Unauthenticated
 from draftd.server.security.rates import RateExceeded, Rates
 from draftd.server.security.tokens import Tokens
 
@@ -38,12 +38,12 @@ class Guard(aio.ServerInterceptor):
     """Sets CALLER for each call, or refuses it.
 
     Args:
-        tokens: None: everybody may call, all as one principal "anonymous", which has `rates`.
+        tokens: None: everybody may call, all as one principal "anonymous", which has `rates` and `quotas`.
     """
 
-    def __init__(self, tokens: Tokens | None, rates: Rates, metrics: Metrics) -> None:
+    def __init__(self, tokens: Tokens | None, rates: Rates, metrics: Metrics, quotas: Quotas | None = None) -> None:
         self._tokens = tokens
-        self._anonymous = Principal("anonymous", frozenset(RIGHTS), (EVERYTHING,), rates)
+        self._anonymous = Principal("anonymous", frozenset(RIGHTS), (EVERYTHING,), rates, quotas=quotas or Quotas())
         self._metrics = metrics
 
     async def intercept_service(  # type: ignore[override]

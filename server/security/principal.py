@@ -15,6 +15,14 @@ RIGHTS: tuple[Right, ...] = get_args(Right)
 EVERYTHING = "*"
 
 
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    """How many attachments a principal may hold, and how many namespaces that its patterns fit may exist for it to make one; 0: any."""
+
+    attachments: int = 0
+    namespaces: int = 0
+
+
 class PermissionDenied(DraftdError):
     """The caller is known, and may not do this."""
 
@@ -36,6 +44,7 @@ class Principal:
         rights: What it may do, in the namespaces that match one of `namespaces`.
         namespaces: Patterns as the shell's: `*` stands for any characters, also for `/`.
         rates: How fast it may do it.
+        quotas: How much of the service's it may hold.
         token_hash: SHA-256 of its token; empty without one.
         registry: The principals in force, by the hash of their token; None for one that needs no token.
     """
@@ -46,6 +55,7 @@ class Principal:
     rates: Rates
     token_hash: bytes = field(default=b"", repr=False)
     registry: Mapping[bytes, "Principal"] | None = field(default=None, repr=False)
+    quotas: Quotas = Quotas()
     _matches: Callable[[str], Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -63,7 +73,11 @@ class Principal:
 
     def may(self, right: Right, namespace: str) -> bool:
         """It has the right in that namespace."""
-        return right in self.rights and self._matches(namespace) is not None
+        return right in self.rights and self.covers(namespace)
+
+    def covers(self, namespace: str) -> bool:
+        """One of its patterns fits the namespace."""
+        return self._matches(namespace) is not None
 
     def may_everywhere(self, right: Right) -> bool:
         """It has the right in every namespace there may ever be."""
@@ -76,7 +90,7 @@ class Principal:
             if right not in self.rights:
                 raise PermissionDenied(f"the token of {self.name!r} lacks the right {right!r}")
         for namespace in namespaces:
-            if self._matches(namespace) is None:
+            if not self.covers(namespace):
                 wanted = " and ".join(repr(right) for right in rights) or "any right"
                 raise PermissionDenied(f"the token of {self.name!r} lacks {wanted} in namespace {namespace[:128]!r}", "namespace")
 

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from draftd.server.security.files import FileRefused, Stamp, read_private, stamp
-from draftd.server.security.principal import Principal, Right
+from draftd.server.security.principal import Principal, Quotas, Right
 from draftd.server.security.rates import Rates
 
 TOKEN_PREFIX = "draftd_"
@@ -35,6 +35,8 @@ class TokenEntry(BaseModel):
     namespaces: list[str] = Field(min_length=1, max_length=256)
     requests_per_s: float | None = Field(None, ge=0, le=1e9, allow_inf_nan=False)
     tokens_per_s: float | None = Field(None, ge=0, le=1e12, allow_inf_nan=False)
+    max_attachments: int | None = Field(None, ge=0, le=4096)
+    max_namespaces: int | None = Field(None, ge=0, le=4096)
 
 
 def new_token() -> str:
@@ -86,12 +88,14 @@ class Tokens:
     Args:
         requests_per_s: Limit of principals whose entry sets none; 0 is none.
         tokens_per_s: The same for corpus tokens.
+        quotas: Quotas of principals whose entry sets none.
     """
 
-    def __init__(self, path: Path, requests_per_s: float, tokens_per_s: float) -> None:
+    def __init__(self, path: Path, requests_per_s: float, tokens_per_s: float, quotas: Quotas | None = None) -> None:
         """Reads the file; FileRefused if it cannot be used."""
         self.path = path
         self._defaults = (requests_per_s, tokens_per_s)
+        self._quotas = quotas or Quotas()
         self._stamp: Stamp = ()
         self._principals: dict[bytes, Principal] = {}
         self.reload()
@@ -125,7 +129,10 @@ class Tokens:
         if known is not None and known.same_as(rates):
             # What is used up stays used up: a reload is no refill.
             rates = known
-        return Principal(name, frozenset(entry.rights), tuple(entry.namespaces), rates, bytes.fromhex(entry.sha256), self._principals)
+        own, default = (entry.max_attachments, entry.max_namespaces), (self._quotas.attachments, self._quotas.namespaces)
+        quotas = Quotas(*(limit if said is None else said for said, limit in zip(own, default, strict=True)))
+        scope = frozenset(entry.rights), tuple(entry.namespaces)
+        return Principal(name, *scope, rates, bytes.fromhex(entry.sha256), self._principals, quotas)
 
     def authenticate(self, authorization: str | bytes | None) -> Principal | None:
         """The principal of an `authorization` header, `Bearer TOKEN`; None if it has no valid token.

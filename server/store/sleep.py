@@ -55,6 +55,10 @@ class Sleepers:
         )
         self._asleep[kept.name] = (kept, info)
 
+    def names(self) -> list[str]:
+        """Names of all that are asleep."""
+        return list(self._asleep)
+
     def infos(self) -> list[NamespaceInfo]:
         """State of every namespace that is asleep, as it was when it fell asleep."""
         return [info for _, info in self._asleep.values()]

@@ -23,7 +23,21 @@ BENCH = Path(__file__).parents[2] / "bench"
 
 
 def test_every_benchmark_is_run_by_name() -> None:
-    parts = {"__main__", "__init__", "machine", "workload", "service", "footprint", "hostile_calls", "scaling", "prior"}
+    parts = {
+        "__main__",
+        "__init__",
+        "machine",
+        "workload",
+        "service",
+        "footprint",
+        "hostile_calls",
+        "scaling",
+        "prior",
+        "prompts",
+        "vllm_worker",
+        "gpu_engine",
+        "device_image",
+    }
     assert {path.stem for path in BENCH.glob("*.py")} - parts == {*runner.NAMES, *runner.GPU_NAMES, *runner.LONG_NAMES}
     assert all(callable(importlib.import_module(f"bench.{name}").main) for name in (*runner.NAMES, *runner.LONG_NAMES))
 

@@ -54,7 +54,7 @@ class ScriptedDrafter(Drafter):
         finally:
             self.one_thread.release()
 
-    def finish(self, row: int, discard: bool = False) -> None:
+    def finish(self, row: int, discard: bool = False, *, length: int | None = None) -> None:
         self.ended.append((self._table.row_tokens(row).tolist(), discard))
         super().finish(row, discard)
 

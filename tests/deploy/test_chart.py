@@ -28,7 +28,11 @@ MONITORED: dict[str, Any] = {"serviceMonitor": {"enabled": True}, "prometheusRul
 CASES: dict[str, dict[str, Any]] = {
     "default": {},
     "gpu": {"gpu": {"enabled": True}, "config": {"device": "cuda"}, "cache": {"hostPath": "/var/lib/draftd/kernels"}, **MONITORED},
-    "insecure": {"tcp": {"enabled": True, "insecure": True}, "networkPolicy": {"enabled": False}},
+    "insecure": {
+        "tcp": {"enabled": True, "insecure": True},
+        "http": {"hosts": ["draftd.example.com", ".internal"]},
+        "networkPolicy": {"enabled": False},
+    },
     "sidecar-cpu": {"mode": "sidecar", "engine": {"image": "engine:1"}, "replicas": 2, "data": {"type": "emptyDir"}, **MONITORED},
     "sidecar-claim": {"mode": "sidecar", "engine": {"image": "engine:1"}, "data": {"type": "claim", "claim": "corpus"}},
     "bare": {"prepareHostPaths": {"enabled": False}, "networkPolicy": {"metricsFrom": []}, "config": None},
@@ -182,6 +186,10 @@ def test_the_service_takes_the_settings(case: str, tmp_path: Path) -> None:
     given = {**yaml.safe_load(VALUES)["config"], **(CASES[case].get("config") or {})} if CASES[case].get("config", {}) is not None else {}
     for key, value in given.items():
         assert getattr(loaded.config, key) == value
+    # By the name of the Service, as the host of an HTTP request, and by those that were given.
+    name = _one(case, "Service")["metadata"]["name"]
+    asked_for = [f"{name}{end}" for end in ("", ".inference", ".inference.svc", ".inference.svc.cluster.local")]
+    assert loaded.config.http_hosts.split(",") == [*asked_for, *CASES[case].get("http", {}).get("hosts", [])]
     assert loaded.config.http == f"0.0.0.0:{_containers(case)['draftd']['ports'][0]['containerPort']}"
     assert set(_environment(_containers(case)["draftd"])) - {"NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"} == {"DRAFTD_CONFIG"}
     mounted = _mounts(_containers(case)["draftd"])

@@ -104,7 +104,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, set
     try:
         running.seed()
         running.corpus.AdvanceGeneration(pb.AdvanceGenerationRequest(namespace="default"))
-        inline = running.attach("inline").attachment_id
+        inline = running.attach("inline", unmapped_reason="another /dev/shm").attachment_id
         assert error_of(lambda: running.propose([], inline))[0] == "INVALID_ARGUMENT"
         with pytest.raises(urllib.error.HTTPError, match="401"):
             running.get("/metrics")

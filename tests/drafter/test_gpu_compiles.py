@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def _kernels() -> set[str]:
     """Names of the kernels that the host code launches."""
     launched = set()
-    for path in (ROOT / "drafter").rglob("*.py"):
+    for path in [*(ROOT / "drafter").rglob("*.py"), *(ROOT / "client").rglob("*.py")]:
         for line in path.read_text().splitlines():
             name, bracket, _ = line.strip().partition("[(")
             if bracket and name.isidentifier():

@@ -80,7 +80,12 @@ def _valid(name: str, service: RunningService) -> Any:
     """A request that is answered with OK, or refused for nothing but what a test puts into it."""
     attached = service.attach(f"limits-{random.random()}", max_rows=8).attachment_id if name in ("Detach", "Heartbeat", "Harvest") else ""
     packed = pack([1, 2, 3])
-    tensors = pb.EngineTensors(**{n: pb.Tensor(handle="x", shape=[1]) for n in pb.EngineTensors.DESCRIPTOR.fields_by_name})
+    files: dict[str, Any] = {
+        name: pb.Tensor(handle="x", shape=[1])
+        for name, field in pb.EngineTensors.DESCRIPTOR.fields_by_name.items()
+        if field.message_type is pb.Tensor.DESCRIPTOR
+    }
+    tensors = pb.EngineTensors(**files)
     attach = pb.AttachRequest(
         engine=f"e-{random.random()}", vocab_size=VOCAB, k=4, max_rows=4, max_length=64, tensors=tensors, transport=pb.TRANSPORT_HANDLE
     )

@@ -14,8 +14,10 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from draftd.client.vllm.kernels import pick_rows, spread_drafts
 from draftd.drafter.device import DeviceDrafter, DeviceDrafts
 from draftd.drafter.device_index import DeviceIndex, DeviceShape
+from draftd.drafter.ops.collect.gpu import collect_rows
 from draftd.drafter.ops.merge.gpu import fill_buckets, merge
 from draftd.drafter.ops.sort.gpu import sort_positions
 from draftd.drafter.params import DraftParams
@@ -70,6 +72,12 @@ def main() -> None:
         tokens = torch.zeros((batch, 4096), dtype=torch.int32)
         words = torch.ones((3, batch), dtype=torch.int32)
         drafter.propose(tokens, words[0], words[1], words[2], DeviceDrafts.empty(batch, params.k, "cpu"))
+        memory = index.memory
+        pins = torch.zeros(64, dtype=torch.int64)
+        shared = DeviceDrafter(
+            index.arena, index.headers, max_batch=batch, max_row_tokens=4096, params=params, control=memory.control, pins=pins
+        )
+        shared.propose(tokens, words[0], words[1], words[2], DeviceDrafts.empty(batch, params.k, "cpu"))
     positions = torch.from_numpy(np.arange(2048, dtype=np.int32))
     for count in (64, 2048):
         sort_positions(index.text, positions[:count], 64, 128_256)
@@ -81,6 +89,28 @@ def main() -> None:
             evict_start=0, evict_length=evict, ring=4096,
         )  # fmt: skip
     fill_buckets(index.text, positions, shape.shift, index.buckets[0, 1])
+    slots, words = torch.zeros((3, 16), dtype=torch.int64), torch.zeros((4, 16), dtype=torch.int32)
+    pick_rows[(1,)](slots[0], words[0], words[1], 3, 16, words[2], words[3], BLOCK=128, num_warps=1)
+    drafts = DeviceDrafts.empty(2, 5, "cpu")
+    spread_drafts[(2,)](
+        drafts.tokens,
+        drafts.probabilities,
+        drafts.counts,
+        words[0],
+        slots[0],
+        128_256,
+        slots[1],
+        drafts.probabilities,
+        K=5,
+        LANES=8,
+        num_warps=1,
+    )
+    rows = torch.arange(32, dtype=torch.int32).view(2, 16)
+    ring = (torch.zeros(2, dtype=torch.int64), torch.zeros(4096, dtype=torch.int32), torch.zeros((256, 2), dtype=torch.int64))
+    collect_rows[(2,)](
+        rows, 16, 2, 16, words[0], words[1], words[2:], drafts.tokens, drafts.counts, drafts.source, drafts.match_length,
+        drafts.occurrences, 5, *ring, 2, K=8, num_warps=1,
+    )  # fmt: skip
     print(json.dumps(sizes))
 
 

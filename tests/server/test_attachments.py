@@ -62,14 +62,35 @@ def test_an_engine_that_does_not_know_the_layout_falls_back_to_inline(service: R
     _detach(service, answer.attachment_id)
 
 
+def _fallbacks(service: RunningService, reason: str) -> float:
+    return service.metric(f'draftd_fallbacks_total{{reason="{reason}"}}')
+
+
+def test_engines_that_would_map_and_do_not_are_counted_by_reason(service: RunningService) -> None:
+    before = {reason: _fallbacks(service, reason) for reason in ("layout", "client")}
+    old = service.attach("old", transport=pb.TRANSPORT_UNSPECIFIED, layout_version=LAYOUT_VERSION + 1)
+    blind = service.attach("blind", unmapped_reason="it has another /dev/shm")
+    content = service.attach("content")
+    assert blind.fallback_reason == "it has another /dev/shm"
+    assert content.fallback_reason == ""
+    assert {reason: _fallbacks(service, reason) - n for reason, n in before.items()} == {"layout": 1, "client": 1}
+    for answer in (old, blind, content):
+        _detach(service, answer.attachment_id)
+    code, message = error_of(lambda: service.attach("talkative", unmapped_reason="x" * 513))
+    assert (code, message) == ("INVALID_ARGUMENT", "unmapped_reason has more than 512 bytes")
+
+
 def test_an_engine_that_insists_on_mapping_another_layout_is_refused(service: RunningService) -> None:
     code, message = error_of(lambda: service.attach("old", transport=pb.TRANSPORT_MAPPED, layout_version=LAYOUT_VERSION + 1))
     assert (code, "layout_version" in message) == ("FAILED_PRECONDITION", True)
 
 
-def test_an_engine_with_a_device_is_refused(service: RunningService) -> None:
-    code, message = error_of(lambda: service.attach("gpu", device_uuid="GPU-1"))
-    assert (code, message.startswith("device_uuid must be empty")) == ("FAILED_PRECONDITION", True)
+def test_an_engine_on_a_gpu_does_not_map_an_index_in_host_memory(service: RunningService) -> None:
+    code, message = error_of(lambda: service.attach("gpu", device_uuid="0" * 32, transport=pb.TRANSPORT_MAPPED))
+    assert (code, message) == ("FAILED_PRECONDITION", "transport MAPPED: the index is in host memory, not on the engine's GPU")
+    answer = service.attach("gpu", device_uuid="0" * 32, transport=pb.TRANSPORT_UNSPECIFIED)
+    assert answer.transport == pb.TRANSPORT_INLINE
+    assert "host memory" in answer.fallback_reason
 
 
 def test_tensors_are_for_handle_only(service: RunningService) -> None:
@@ -110,6 +131,7 @@ def test_an_engine_on_tcp_gets_inline_with_the_reason() -> None:
         answer = remote.attach("remote", transport=pb.TRANSPORT_MAPPED, layout_version=LAYOUT_VERSION)
         assert answer.transport == pb.TRANSPORT_INLINE
         assert answer.fallback_reason.startswith("MAPPED needs the Unix socket")
+        assert running.service.metrics.value("draftd_fallbacks_total", "host") == 1
         code, message = error_of(lambda: remote.attach("remote-handle", transport=pb.TRANSPORT_HANDLE))
         assert (code, message.startswith("transport HANDLE needs the Unix socket")) == ("FAILED_PRECONDITION", True)
         running.attach("second")

@@ -325,7 +325,7 @@ def _tensors(service: RunningService, name: str, length: int = 256) -> pb.Engine
         "draft_probabilities": (pb.DATA_TYPE_FLOAT32, [4, 8]),
         "draft_info": (pb.DATA_TYPE_INT32, [4, 4]),
     }
-    tensors = {}
+    tensors: dict[str, Any] = {}
     for field, (data_type, shape) in shapes.items():
         path = directory / field
         size = 4 * shape[0] * (shape[1] if len(shape) > 1 else 1)

@@ -154,13 +154,15 @@ def test_no_service() -> None:
     assert result.stderr == "draftd: no service answers at unix:/none/d.sock; start one with `draftd serve`, or give --endpoint\n"
 
 
-@pytest.mark.parametrize("command", ["", "serve", "status", "replay", "propose", "explain", "ingest", "export", "import", "config"])
+@pytest.mark.parametrize(
+    "command", ["", "serve", "status", "selftest", "replay", "propose", "explain", "ingest", "export", "import", "config"]
+)
 def test_help(command: str) -> None:
     result = draftd(*([command] if command else []), "--help")
     assert result.returncode == 0
     assert "Usage:" in result.stdout
     if not command:
-        for name in ("serve", "status", "replay", "propose", "explain", "ingest", "export", "import", "config", "bench"):
+        for name in ("serve", "status", "selftest", "replay", "propose", "explain", "ingest", "export", "import", "config", "bench"):
             assert name in result.stdout
 
 

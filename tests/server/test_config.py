@@ -8,7 +8,8 @@ import pytest
 from draftd.drafter.corpus_config import CorpusConfig
 from draftd.drafter.params import DraftParams
 from draftd.drafter.shm import default_root
-from draftd.server.config import ConfigError, ServerConfig, load_config, markdown, parse_address
+from draftd.server.config import ConfigError, ServerConfig, load_config, parse_address
+from draftd.server.config_docs import markdown
 from draftd.server.service import corpus_config
 from tests.server.harness import draftd
 
@@ -58,7 +59,7 @@ def test_command_shows_values_with_their_sources(tmp_path: Path) -> None:
         ({"listen": "127.0.0.1:1", "tls_cert": "c"}, "needs tls_cert and tls_key"),
         ({"listen": "no-port", "insecure": True}, "is not host:port"),
         ({"http": "1.2.3.4:70000"}, "is not host:port"),
-        ({"device": "gpu"}, "device (from flag): 'gpu' is not known; it must be cpu, cuda or cuda:N"),
+        ({"device": "gpu"}, "device (from flag): 'gpu' is not known; it must be cpu, cuda, cuda:N, or several cuda:N with commas"),
         ({"socket": "off"}, "no gRPC endpoint"),
         ({"socket": "/" + "x" * 100}, "more than 100 bytes"),
         ({"max_k": 8}, "draft_k: 16 is above max_k=8"),

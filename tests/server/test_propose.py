@@ -2,6 +2,7 @@
 
 import errno
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -182,7 +183,7 @@ class HandleEngine:
             "draft_info": self._array(directory / "draft_info", np.int32, (4, 4)),
         }
         kinds = {"int32": pb.DATA_TYPE_INT32, "float32": pb.DATA_TYPE_FLOAT32}
-        tensors = {
+        tensors: dict[str, Any] = {
             field: pb.Tensor(handle=str(directory / field), offset=64, data_type=kinds[array.dtype.name], shape=array.shape)
             for field, array in self.arrays.items()
         }

@@ -52,10 +52,10 @@ def token_file(directory: Path, principals: dict[str, dict[str, Any]]) -> Path:
 
 
 class Guarded(RunningService):
-    """A service that serves TCP, to those in PRINCIPALS."""
+    """A service that serves TCP, to those in `principals`."""
 
-    def __init__(self, directory: Path, **settings: Any) -> None:
-        self.tokens_at = token_file(directory, PRINCIPALS)
+    def __init__(self, directory: Path, principals: dict[str, dict[str, Any]] = PRINCIPALS, **settings: Any) -> None:
+        self.tokens_at = token_file(directory, principals)
         self._directory = directory
         super().__init__(listen="127.0.0.1:0", insecure=True, token_file=self.tokens_at, lease_ms=30_000, **settings)
         self._opened: dict[str, Stubs] = {}

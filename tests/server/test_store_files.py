@@ -15,7 +15,9 @@ import pytest
 from draftd.proto.draftd.v1 import draftd_pb2 as pb
 from draftd.server.cli import documents as documents_module
 from draftd.server.cli import parquet
+from draftd.server.cli.files import Header
 from tests.server.harness import VOCAB, Result, RunningService, draftd, error_of, pack
+from tests.server.test_security_rpc import Guarded
 
 TEXTS = {f"d{i}": [(7 * i + j) % VOCAB for j in range(1 + i % 9)] for i in range(50)}
 
@@ -261,7 +263,14 @@ def test_interrupted_import_goes_on_where_it_was(running: RunningService, tmp_pa
     assert "documents[5].packed_tokens has 20000 bytes; it must have 1 to max_length=4096 tokens" in result.stderr
     assert len(_documents(running, "resumed")) == 20, "a part of a message was taken"
     pq.write_table(table.set_column(1, "tokens", pa.array([*texts[:25], [4], *texts[26:]])), tmp_path / "long.parquet")
-    assert "imported 10 documents, 14 tokens" not in result.stdout
+    sent: list[str] = []
+    requests = documents_module._requests
+
+    def noted(part: list[list[pb.StoredDocument]], header: Header) -> Iterator[pb.ImportRequest]:
+        sent.extend(document.document_id for message in part for document in message)
+        return requests(part, header)
+
+    monkeypatch.setattr(documents_module, "_requests", noted)
     assert json.loads(_ok(running, *arguments, "--json")) == {
         "namespace": "resumed",
         "documents": 10,
@@ -269,6 +278,36 @@ def test_interrupted_import_goes_on_where_it_was(running: RunningService, tmp_pa
         "known_documents": 20,
         "durable": True,
     }
+    assert sent == [f"d{i}" for i in range(20, 30)], "what is there need not be sent"
+    sent.clear()
+    assert json.loads(_ok(running, *arguments, "--json"))["known_documents"] == 30
+    assert sent == []
+
+
+def test_ids_alone_are_exported_where_tokens_are_not_asked_for(running: RunningService, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftd.server.rpc.corpus._EXPORT_BYTES", 20)
+    answers = list(running.corpus.Export(pb.ExportRequest(namespace="full", ids_only=True)))
+    assert len(answers) > 5
+    assert all(sum(len(document.document_id) for document in answer.documents) <= 20 for answer in answers)
+    documents = [document for answer in answers for document in answer.documents]
+    assert [document.document_id for document in documents] == list(TEXTS)
+    assert {document.packed_tokens for document in documents} == {b""}
+
+
+def test_who_may_only_write_imports_without_asking_what_is_there(tmp_path: Path) -> None:
+    guarded = Guarded(tmp_path, {"writer": {"rights": ["write"], "namespaces": ["a/*"]}})
+    try:
+        guarded.as_("writer")
+        lines = tmp_path / "some.jsonl"
+        lines.write_text("\n".join(json.dumps({"document_id": f"d{i}", "tokens": [1, 2]}) for i in range(3)))
+        arguments = ("import", str(lines), "-n", "a/x", "--vocab-size", "10", "--json", "--endpoint", guarded.target)
+        for documents in (3, 0):
+            result = draftd(*arguments, "--token-file", str(tmp_path / "writer.token"))
+            assert result.returncode == 0, result.stderr
+            said = json.loads(result.stdout[result.stdout.index("{") :])
+            assert (said["documents"], said["known_documents"]) == (documents, 3 - documents)
+    finally:
+        guarded.close()
 
 
 def test_export_into_what_is_no_file(running: RunningService) -> None:

@@ -10,7 +10,19 @@ import triton
 import triton.language as tl
 from triton.language import tensor
 
-from draftd.drafter.device_layout import LOCUS_LENGTHS, RECORD_LENGTH, RECORD_TOKENS, ROW_RECORD_WORDS
+from draftd.drafter.device_layout import (
+    DEVICE_DESCRIPTORS,
+    DEVICE_RECLAIMED,
+    DEVICE_VERSION,
+    LOCUS_LENGTHS,
+    PIN_EPOCH,
+    PIN_ROWS,
+    RECORD_HEADER,
+    RECORD_LENGTH,
+    RECORD_TOKENS,
+    ROW_RECORD_WORDS,
+    TORN,
+)
 from draftd.drafter.device_layout import SEGMENTS as SEGMENT_COUNT
 from draftd.drafter.ops.draft.gpu_few import few_chains, few_in_corpus
 from draftd.drafter.ops.draft.gpu_group import group_chain
@@ -22,6 +34,13 @@ _SEGMENTS = tl.constexpr(SEGMENT_COUNT)
 _RECORD_WORDS = tl.constexpr(ROW_RECORD_WORDS)
 _RECORD_LENGTH = tl.constexpr(RECORD_LENGTH)
 _RECORD_TOKENS = tl.constexpr(RECORD_TOKENS)
+_RECORD_HEADER = tl.constexpr(RECORD_HEADER)
+_RECLAIMED = tl.constexpr(DEVICE_RECLAIMED)
+_VERSION = tl.constexpr(DEVICE_VERSION)
+_DESCRIPTORS = tl.constexpr(DEVICE_DESCRIPTORS)
+_PIN_EPOCH = tl.constexpr(PIN_EPOCH)
+_PIN_ROWS = tl.constexpr(PIN_ROWS)
+_TORN = tl.constexpr(TORN)
 _ENDLESS = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 _LOCAL_BIT = tl.constexpr(16)
 
@@ -59,27 +78,37 @@ def _at(values: tensor, where: tensor) -> tensor:
     return tl.max(tl.where(where, values, 0), axis=0)
 
 
+@triton.jit
+def _is_torn(headers: tensor, words: tensor, version: tensor) -> tensor:
+    """Whether something of the version may have been overwritten since it was read."""
+    some = version > 0
+    header = headers + tl.load(words + _RECORD_HEADER, mask=some, other=0)
+    reclaimed = tl.load(header + _RECLAIMED, mask=some, other=0, volatile=True)
+    current = tl.load(header + _VERSION, mask=some, other=0, volatile=True)
+    return some & ((reclaimed >= version) | (current < version) | (current - version >= _DESCRIPTORS - 1))
+
+
 @triton.jit(do_not_specialize=["hit_room", "max_depth", "k"])
 def draft_chains(
-    arena: tensor, tokens: tensor, records: tensor, loci: tensor, hits: tensor, hit_room: tensor, hit_counts: tensor,
-    histograms: tensor, best_keys: tensor, finished: tensor,
+    arena: tensor, headers: tensor, pins: tensor, tokens: tensor, records: tensor, loci: tensor, hits: tensor, hit_room: tensor,
+    hit_counts: tensor, histograms: tensor, best_keys: tensor, finished: tensor,
     chain_tokens: tensor, chain_probs: tensor, chain_words: tensor, scratch: tensor, caps: tensor, max_depth: tensor, k: tensor,
     min_prob: tensor,
     out_tokens: tensor, out_probs: tensor, out_counts: tensor, out_source: tensor, out_match: tensor, out_occurrences: tensor,
     out_version: tensor,
-    USE_LOCAL: tl.constexpr, USE_CORPUS: tl.constexpr, LENGTHS: tl.constexpr, K: tl.constexpr, PROGRAMS: tl.constexpr,
-    SLOTS: tl.constexpr, BLOCK: tl.constexpr, ROOM: tl.constexpr,
+    USE_LOCAL: tl.constexpr, USE_CORPUS: tl.constexpr, PINNED: tl.constexpr, LENGTHS: tl.constexpr, K: tl.constexpr,
+    PROGRAMS: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr, ROOM: tl.constexpr,
 ) -> None:  # fmt: skip
     """One launch: programs (row of the batch, share of its chains). Leaves the workspace as it must be before the next match_rows.
 
     Args:
-        arena, tokens: as in match_rows; records ... histograms: what it left.
+        arena, headers, pins, tokens: as in match_rows; records ... histograms: what it left.
         best_keys: int64 [batch], zeros; finished: int32 [batch], zeros.
         chain_tokens: int32 [batch, 2, LENGTHS, K]; chain_probs: float32 alike; chain_words: int32 [batch, 2, LENGTHS, 2];
             scratch: int32 [batch, PROGRAMS, ROOM + 2 * K]; workspace.
         caps: int32 [64]; most tokens that a match of each length may give.
         out_tokens: int32 [batch, k], -1 beyond the draft; out_probs: float32 [batch, k]; out_version: int64 [batch]; the others:
-            int32 [batch].
+            int32 [batch]. A draft of a version that was overwritten meanwhile is empty, and its version is TORN, if PINNED.
         PROGRAMS: At least 3. SLOTS: occurrences that a program holds, 32 to 256. BLOCK: hits that a program reads at once; ROOM: hits
             that it may keep.
     """
@@ -206,6 +235,10 @@ def draft_chains(
         tl.debug_barrier()
         if tl.atomic_add(finished + b, 1) == programs - 1:
             key = tl.load(best_key, volatile=True)
+            if PINNED:
+                torn = _is_torn(headers, words, version)
+                key = tl.where(torn, 0, key)
+                version = tl.where(torn, _TORN, version)
             some = key > 0
             match = (key & 0xFFFF).to(tl.int32)
             is_local = (key >> _LOCAL_BIT).to(tl.int32) & 1
@@ -229,3 +262,8 @@ def draft_chains(
             tl.store(hit_counts + b * 2 + 1, 0)
             bins = tl.arange(0, 64)
             tl.store(histograms + b * 64 + bins, tl.zeros_like(bins))
+            if PINNED:
+                batch = tl.num_programs(0)
+                if tl.atomic_add(pins + _PIN_ROWS, tl.full([], 1, tl.int64)) == batch - 1:
+                    tl.store(pins + _PIN_ROWS, tl.full([], 0, tl.int64))
+                    tl.store(pins + _PIN_EPOCH, tl.full([], 0, tl.int64))

@@ -18,6 +18,7 @@ from draftd.drafter.device_layout import (
     DEVICE_DESCRIPTOR_WORDS,
     DEVICE_DESCRIPTORS,
     DEVICE_DESCRIPTORS_START,
+    DEVICE_EPOCH,
     DEVICE_HEADER_WORDS,
     DEVICE_VERSION,
     DS_BUCKETS,
@@ -25,6 +26,9 @@ from draftd.drafter.device_layout import (
     DS_SUFFIXES,
     DS_TEXT,
     LOCUS_LENGTHS,
+    PIN_EPOCH,
+    PIN_MAPPED,
+    RECORD_HEADER,
     RECORD_LENGTH,
     RECORD_TOKENS,
     ROW_RECORD_WORDS,
@@ -52,6 +56,10 @@ _SEGMENTS = tl.constexpr(SEGMENT_COUNT)
 _RECORD_WORDS = tl.constexpr(ROW_RECORD_WORDS)
 _RECORD_LENGTH = tl.constexpr(RECORD_LENGTH)
 _RECORD_TOKENS = tl.constexpr(RECORD_TOKENS)
+_RECORD_HEADER = tl.constexpr(RECORD_HEADER)
+_EPOCH = tl.constexpr(DEVICE_EPOCH)
+_PIN_EPOCH = tl.constexpr(PIN_EPOCH)
+_PIN_MAPPED = tl.constexpr(PIN_MAPPED)
 
 
 @triton.jit
@@ -174,18 +182,21 @@ def search_group(
     tl.store(loci + length * 2 + 1, tl.where(active, high, 0), mask=length < _LOCUS_LENGTHS)
 
 
-@triton.jit(do_not_specialize=["row_stride", "row_count", "row_room", "namespace_count", "hit_room", "max_depth", "parts"])
+@triton.jit(do_not_specialize=["row_stride", "row_count", "row_room", "namespace_count", "hit_room", "max_depth", "parts", "groups"])
 def match_rows(
-    arena: tensor, headers: tensor, namespace_count: tensor, tokens: tensor, row_stride: tensor, row_count: tensor, row_room: tensor,
-    lengths: tensor, rows: tensor, namespaces: tensor,
+    arena: tensor, headers: tensor, namespace_count: tensor, control: tensor, pins: tensor,
+    tokens: tensor, row_stride: tensor, row_count: tensor, row_room: tensor, lengths: tensor, rows: tensor, namespaces: tensor,
     records: tensor, loci: tensor, hits: tensor, hit_room: tensor, hit_counts: tensor, histograms: tensor, max_depth: tensor, parts: tensor,
-    USE_LOCAL: tl.constexpr, USE_CORPUS: tl.constexpr, GROUPS: tl.constexpr,
+    groups: tensor,
+    USE_LOCAL: tl.constexpr, USE_CORPUS: tl.constexpr, PINNED: tl.constexpr,
     LENGTHS: tl.constexpr, PROBES: tl.constexpr, BLOCK: tl.constexpr, BACK: tl.constexpr,
 ) -> None:  # fmt: skip
     """One launch: program (row of the batch, task). `parts` tasks match locally, the others search.
 
     Args:
         arena, headers: see draftd.drafter.device_layout; headers int64 [namespaces, DEVICE_HEADER_WORDS].
+        control: int64 [DEVICE_CONTROL_WORDS]; pins: int64 [PIN_WORDS], the reader's own; used if PINNED. Nothing of arena, headers and
+            control is read while no row has a namespace and PIN_MAPPED is 0.
         tokens: int32 [row_count, row_stride]; row_room: most tokens of a row; lengths: int32 or int64 [row_count].
         rows: int32 or int64 [batch]; one outside the buffer is an empty row, and a length outside it counts as the nearest inside.
         namespaces: int32 [row_count]; one that there is not drafts from the row's own tokens only.
@@ -193,7 +204,7 @@ def match_rows(
         loci: int32 [batch, 3, LOCUS_LENGTHS, 2]; out.
         hits: int32 [batch, 2, hit_room]; hit_counts: int32 [batch, 2], zeros; histograms: int32 [batch, 64], zeros; out; see
             local_matches.
-        GROUPS: groups of LENGTHS suffix lengths.
+        groups: groups of LENGTHS suffix lengths.
     """
     begin_after_previous()
     b = tl.program_id(0)
@@ -206,18 +217,24 @@ def match_rows(
     row = tokens + r * row_stride
     longest = tl.minimum(max_depth, n) - 1
     record = records + b.to(tl.int64) * _RECORD_WORDS
+    if PINNED:  # noqa: SIM102 (decided when compiled)
+        # What another program reads before this is seen to be torn, if it is, when the row is done.
+        if (b == 0) & (task == 0):
+            mapped = tl.load(pins + _PIN_MAPPED, volatile=True) != 0
+            tl.store(pins + _PIN_EPOCH, tl.load(control + _EPOCH, mask=mapped, other=0, volatile=True))
     if task == 0:
         tl.store(record + _RECORD_LENGTH, n.to(tl.int64))
         tl.store(record + _RECORD_TOKENS, r * row_stride)
     # The longest first: main, the row, then recent and live.
-    before: tl.constexpr = GROUPS if USE_CORPUS else 0
-    part_of_row = task - before
+    part_of_row = task
+    if USE_CORPUS:
+        part_of_row = task - groups
     if USE_CORPUS & ((part_of_row < 0) | (part_of_row >= parts)):
         search = tl.where(part_of_row < 0, task, task - parts)
         namespace = tl.load(namespaces + r)
         if (namespace >= 0) & (namespace < namespace_count) & (longest > 0):
             version = tl.load(headers + namespace.to(tl.int64) * _HEADER_WORDS + _VERSION)
-            segment = search // GROUPS
+            segment = search // groups
             words = descriptor(headers, namespace, version)
             part = words + _SEGMENTS_START + segment * _SEGMENT_WORDS
             rule = tl.load(words + _BUCKET_RULE)
@@ -239,9 +256,10 @@ def match_rows(
             if task == 0:
                 word = tl.arange(0, _DESCRIPTOR_WORDS)
                 tl.store(record + word, tl.load(words + word), mask=(word > 0) & (word < _RECORD_LENGTH))
+                tl.store(record + _RECORD_HEADER, namespace.to(tl.int64) * _HEADER_WORDS)
             out = loci + (b.to(tl.int64) * _SEGMENTS + segment) * (_LOCUS_LENGTHS * 2)
             searched = tl.where((size > 0) & (version > 0), longest, 0)
-            search_group(arena + suffixes, arena + text, arena + buckets, rule, row, n, searched, search % GROUPS, out, LENGTHS, PROBES)
+            search_group(arena + suffixes, arena + text, arena + buckets, rule, row, n, searched, search % groups, out, LENGTHS, PROBES)
     elif USE_LOCAL:  # noqa: SIM102 (decided when compiled)
         if longest > 0:
             local_matches(

@@ -116,19 +116,21 @@ class BlockMap(_message.Message):
     def __init__(self, handle: _Optional[str] = ..., byte_size: _Optional[int] = ..., layout_version: _Optional[int] = ..., arrays: _Optional[_Iterable[_Union[ArrayMap, _Mapping]]] = ...) -> None: ...
 
 class Tensor(_message.Message):
-    __slots__ = ("handle", "offset", "data_type", "shape")
+    __slots__ = ("handle", "offset", "data_type", "shape", "allocation_bytes")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     DATA_TYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
+    ALLOCATION_BYTES_FIELD_NUMBER: _ClassVar[int]
     handle: str
     offset: int
     data_type: DataType
     shape: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, handle: _Optional[str] = ..., offset: _Optional[int] = ..., data_type: _Optional[_Union[DataType, str]] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
+    allocation_bytes: int
+    def __init__(self, handle: _Optional[str] = ..., offset: _Optional[int] = ..., data_type: _Optional[_Union[DataType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., allocation_bytes: _Optional[int] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("engine", "namespace", "extra_namespaces", "tokenizer_fingerprint", "vocab_size", "device_uuid", "k", "max_rows", "max_length", "transport", "layout_version", "tensors")
+    __slots__ = ("engine", "namespace", "extra_namespaces", "tokenizer_fingerprint", "vocab_size", "device_uuid", "k", "max_rows", "max_length", "transport", "layout_version", "tensors", "unmapped_reason")
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     EXTRA_NAMESPACES_FIELD_NUMBER: _ClassVar[int]
@@ -141,6 +143,7 @@ class AttachRequest(_message.Message):
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_VERSION_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
+    UNMAPPED_REASON_FIELD_NUMBER: _ClassVar[int]
     engine: str
     namespace: str
     extra_namespaces: _containers.RepeatedScalarFieldContainer[str]
@@ -153,24 +156,33 @@ class AttachRequest(_message.Message):
     transport: Transport
     layout_version: int
     tensors: EngineTensors
-    def __init__(self, engine: _Optional[str] = ..., namespace: _Optional[str] = ..., extra_namespaces: _Optional[_Iterable[str]] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., device_uuid: _Optional[str] = ..., k: _Optional[int] = ..., max_rows: _Optional[int] = ..., max_length: _Optional[int] = ..., transport: _Optional[_Union[Transport, str]] = ..., layout_version: _Optional[int] = ..., tensors: _Optional[_Union[EngineTensors, _Mapping]] = ...) -> None: ...
+    unmapped_reason: str
+    def __init__(self, engine: _Optional[str] = ..., namespace: _Optional[str] = ..., extra_namespaces: _Optional[_Iterable[str]] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., device_uuid: _Optional[str] = ..., k: _Optional[int] = ..., max_rows: _Optional[int] = ..., max_length: _Optional[int] = ..., transport: _Optional[_Union[Transport, str]] = ..., layout_version: _Optional[int] = ..., tensors: _Optional[_Union[EngineTensors, _Mapping]] = ..., unmapped_reason: _Optional[str] = ...) -> None: ...
 
 class EngineTensors(_message.Message):
-    __slots__ = ("tokens", "lengths", "draft_tokens", "draft_probabilities", "draft_info")
+    __slots__ = ("tokens", "lengths", "draft_tokens", "draft_probabilities", "draft_info", "device_uuid", "row_indices", "draft_stamp", "parameters")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
     DRAFT_INFO_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_UUID_FIELD_NUMBER: _ClassVar[int]
+    ROW_INDICES_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_STAMP_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     tokens: Tensor
     lengths: Tensor
     draft_tokens: Tensor
     draft_probabilities: Tensor
     draft_info: Tensor
-    def __init__(self, tokens: _Optional[_Union[Tensor, _Mapping]] = ..., lengths: _Optional[_Union[Tensor, _Mapping]] = ..., draft_tokens: _Optional[_Union[Tensor, _Mapping]] = ..., draft_probabilities: _Optional[_Union[Tensor, _Mapping]] = ..., draft_info: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
+    device_uuid: str
+    row_indices: Tensor
+    draft_stamp: Tensor
+    parameters: DraftParameters
+    def __init__(self, tokens: _Optional[_Union[Tensor, _Mapping]] = ..., lengths: _Optional[_Union[Tensor, _Mapping]] = ..., draft_tokens: _Optional[_Union[Tensor, _Mapping]] = ..., draft_probabilities: _Optional[_Union[Tensor, _Mapping]] = ..., draft_info: _Optional[_Union[Tensor, _Mapping]] = ..., device_uuid: _Optional[str] = ..., row_indices: _Optional[_Union[Tensor, _Mapping]] = ..., draft_stamp: _Optional[_Union[Tensor, _Mapping]] = ..., parameters: _Optional[_Union[DraftParameters, _Mapping]] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = ("attachment_id", "lease_ms", "transport", "fallback_reason", "instance", "indexes", "rows", "control", "defaults")
+    __slots__ = ("attachment_id", "lease_ms", "transport", "fallback_reason", "instance", "indexes", "rows", "control", "defaults", "device", "sequence_words")
     ATTACHMENT_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
@@ -180,6 +192,8 @@ class AttachResponse(_message.Message):
     ROWS_FIELD_NUMBER: _ClassVar[int]
     CONTROL_FIELD_NUMBER: _ClassVar[int]
     DEFAULTS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_WORDS_FIELD_NUMBER: _ClassVar[int]
     attachment_id: str
     lease_ms: int
     transport: Transport
@@ -189,7 +203,21 @@ class AttachResponse(_message.Message):
     rows: BlockMap
     control: BlockMap
     defaults: DraftParameters
-    def __init__(self, attachment_id: _Optional[str] = ..., lease_ms: _Optional[int] = ..., transport: _Optional[_Union[Transport, str]] = ..., fallback_reason: _Optional[str] = ..., instance: _Optional[str] = ..., indexes: _Optional[_Iterable[_Union[IndexMap, _Mapping]]] = ..., rows: _Optional[_Union[BlockMap, _Mapping]] = ..., control: _Optional[_Union[BlockMap, _Mapping]] = ..., defaults: _Optional[_Union[DraftParameters, _Mapping]] = ...) -> None: ...
+    device: DeviceMap
+    sequence_words: str
+    def __init__(self, attachment_id: _Optional[str] = ..., lease_ms: _Optional[int] = ..., transport: _Optional[_Union[Transport, str]] = ..., fallback_reason: _Optional[str] = ..., instance: _Optional[str] = ..., indexes: _Optional[_Iterable[_Union[IndexMap, _Mapping]]] = ..., rows: _Optional[_Union[BlockMap, _Mapping]] = ..., control: _Optional[_Union[BlockMap, _Mapping]] = ..., defaults: _Optional[_Union[DraftParameters, _Mapping]] = ..., device: _Optional[_Union[DeviceMap, _Mapping]] = ..., sequence_words: _Optional[str] = ...) -> None: ...
+
+class DeviceMap(_message.Message):
+    __slots__ = ("device_uuid", "layout_version", "socket", "ticket")
+    DEVICE_UUID_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SOCKET_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    device_uuid: str
+    layout_version: int
+    socket: str
+    ticket: str
+    def __init__(self, device_uuid: _Optional[str] = ..., layout_version: _Optional[int] = ..., socket: _Optional[str] = ..., ticket: _Optional[str] = ...) -> None: ...
 
 class IndexMap(_message.Message):
     __slots__ = ("namespace", "block")
@@ -220,12 +248,14 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, attachment_id: _Optional[str] = ..., extra_namespaces: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("lease_ms", "indexes")
+    __slots__ = ("lease_ms", "indexes", "device")
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     INDEXES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
     lease_ms: int
     indexes: _containers.RepeatedCompositeFieldContainer[IndexMap]
-    def __init__(self, lease_ms: _Optional[int] = ..., indexes: _Optional[_Iterable[_Union[IndexMap, _Mapping]]] = ...) -> None: ...
+    device: DeviceMap
+    def __init__(self, lease_ms: _Optional[int] = ..., indexes: _Optional[_Iterable[_Union[IndexMap, _Mapping]]] = ..., device: _Optional[_Union[DeviceMap, _Mapping]] = ...) -> None: ...
 
 class Row(_message.Message):
     __slots__ = ("tokens", "packed_tokens", "document_id", "offset", "prompt_length", "namespace", "private", "row_index")
@@ -248,18 +278,22 @@ class Row(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[int]] = ..., packed_tokens: _Optional[bytes] = ..., document_id: _Optional[str] = ..., offset: _Optional[int] = ..., prompt_length: _Optional[int] = ..., namespace: _Optional[str] = ..., private: _Optional[bool] = ..., row_index: _Optional[int] = ...) -> None: ...
 
 class ProposeRequest(_message.Message):
-    __slots__ = ("attachment_id", "rows", "parameters", "packed", "vocab_size")
+    __slots__ = ("attachment_id", "rows", "parameters", "packed", "vocab_size", "sequence", "batch")
     ATTACHMENT_ID_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     PACKED_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
     attachment_id: str
     rows: _containers.RepeatedCompositeFieldContainer[Row]
     parameters: DraftParameters
     packed: bool
     vocab_size: int
-    def __init__(self, attachment_id: _Optional[str] = ..., rows: _Optional[_Iterable[_Union[Row, _Mapping]]] = ..., parameters: _Optional[_Union[DraftParameters, _Mapping]] = ..., packed: _Optional[bool] = ..., vocab_size: _Optional[int] = ...) -> None: ...
+    sequence: int
+    batch: int
+    def __init__(self, attachment_id: _Optional[str] = ..., rows: _Optional[_Iterable[_Union[Row, _Mapping]]] = ..., parameters: _Optional[_Union[DraftParameters, _Mapping]] = ..., packed: _Optional[bool] = ..., vocab_size: _Optional[int] = ..., sequence: _Optional[int] = ..., batch: _Optional[int] = ...) -> None: ...
 
 class ProposeResponse(_message.Message):
     __slots__ = ("drafts", "versions")
@@ -340,32 +374,38 @@ class IngestResponse(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[DocumentResult, _Mapping]]] = ...) -> None: ...
 
 class HarvestRow(_message.Message):
-    __slots__ = ("document_id", "tokens", "packed_tokens", "offset", "row_index", "discard")
+    __slots__ = ("document_id", "tokens", "packed_tokens", "offset", "row_index", "discard", "length", "prompt_length")
     DOCUMENT_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PACKED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     ROW_INDEX_FIELD_NUMBER: _ClassVar[int]
     DISCARD_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     document_id: str
     tokens: _containers.RepeatedScalarFieldContainer[int]
     packed_tokens: bytes
     offset: int
     row_index: int
     discard: bool
-    def __init__(self, document_id: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., packed_tokens: _Optional[bytes] = ..., offset: _Optional[int] = ..., row_index: _Optional[int] = ..., discard: _Optional[bool] = ...) -> None: ...
+    length: int
+    prompt_length: int
+    def __init__(self, document_id: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., packed_tokens: _Optional[bytes] = ..., offset: _Optional[int] = ..., row_index: _Optional[int] = ..., discard: _Optional[bool] = ..., length: _Optional[int] = ..., prompt_length: _Optional[int] = ...) -> None: ...
 
 class HarvestRequest(_message.Message):
-    __slots__ = ("attachment_id", "rows", "wait_visible", "wait_durable")
+    __slots__ = ("attachment_id", "rows", "wait_visible", "wait_durable", "sequence")
     ATTACHMENT_ID_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     WAIT_VISIBLE_FIELD_NUMBER: _ClassVar[int]
     WAIT_DURABLE_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     attachment_id: str
     rows: _containers.RepeatedCompositeFieldContainer[HarvestRow]
     wait_visible: bool
     wait_durable: bool
-    def __init__(self, attachment_id: _Optional[str] = ..., rows: _Optional[_Iterable[_Union[HarvestRow, _Mapping]]] = ..., wait_visible: _Optional[bool] = ..., wait_durable: _Optional[bool] = ...) -> None: ...
+    sequence: int
+    def __init__(self, attachment_id: _Optional[str] = ..., rows: _Optional[_Iterable[_Union[HarvestRow, _Mapping]]] = ..., wait_visible: _Optional[bool] = ..., wait_durable: _Optional[bool] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class HarvestResponse(_message.Message):
     __slots__ = ("results",)
@@ -614,10 +654,12 @@ class Candidate(_message.Message):
     def __init__(self, token: _Optional[int] = ..., probability: _Optional[float] = ...) -> None: ...
 
 class ExportRequest(_message.Message):
-    __slots__ = ("namespace",)
+    __slots__ = ("namespace", "ids_only")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    IDS_ONLY_FIELD_NUMBER: _ClassVar[int]
     namespace: str
-    def __init__(self, namespace: _Optional[str] = ...) -> None: ...
+    ids_only: bool
+    def __init__(self, namespace: _Optional[str] = ..., ids_only: _Optional[bool] = ...) -> None: ...
 
 class ExportResponse(_message.Message):
     __slots__ = ("documents", "total_documents", "vocab_size", "tokenizer_fingerprint", "generation")

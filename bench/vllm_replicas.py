@@ -1,0 +1,353 @@
+"""What do two vLLM replicas gain that share a draftd? Tokens a second of real vLLM and a small real model on one GPU, greedy, 256 tokens.
+
+One draftd; replicas A and B draft from it; two more have no speculation and vLLM's own `ngram_gpu`. Needs vLLM 0.33, a GPU and a model.
+Exits 1 where B gains less than it must on what only A has served, loses more than it may on what nobody has, an output differs where
+numbers do not depend on the batch, the two counts of accepted tokens differ by more than 1 %, or a kill is noticed by somebody else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from bench.machine import parser, report
+from bench.prompts import prompts
+from bench.vllm_worker import COUNTERS
+from draftd.server.replay.service import PrivateService
+
+PROMPTS = {1: 6, 16: 48, 64: 128}
+"""Prompts of a run, by batch size."""
+NONE, NGRAM, COLD, SERVED, TWICE = (
+    "no speculation",
+    "ngram_gpu",
+    "draftd, nothing known",
+    "draftd on B, only A has served it",
+    "draftd, prompts seen twice",
+)
+GAIN_ON_NONE, GAIN_ON_NGRAM, COLD_ON_NGRAM, COUNTS_APART = 2.0, 3.0, 0.97, 0.01
+VISIBLE_S = 0.5
+ATTACH_S = 120.0
+EXACT_PROMPTS, EXACT_BATCH = 24, 8
+
+
+class Replica:
+    """A vLLM process, and its pipe of answers.
+
+    Args:
+        name: Its name in the logs; settings: see bench.vllm_worker; environment: on top of this process's own.
+        logs: Folder of its log.
+    """
+
+    def __init__(self, name: str, settings: dict[str, Any], environment: dict[str, str], logs: Path) -> None:
+        self.name = name
+        self.log = logs / f"{name}.log"
+        read, write = os.pipe()
+        self._answers = os.fdopen(read)
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "bench.vllm_worker", json.dumps(settings | {"answers_fd": write})],
+                stdin=subprocess.PIPE, stdout=log, stderr=log, text=True, pass_fds=(write,), env={**os.environ, **environment},
+            )  # fmt: skip
+        os.close(write)
+
+    def answer(self) -> dict[str, Any]:
+        """Waits for its next answer.
+
+        Raises:
+            RuntimeError: It has ended.
+        """
+        line = self._answers.readline()
+        if not line:
+            raise RuntimeError(f"{self.name} has ended: {' | '.join(self.log.read_text(errors='replace').splitlines()[-5:])}")
+        given: dict[str, Any] = json.loads(line)
+        return given
+
+    def ask(self, texts: list[str], batch: int, namespace: str = "", most: int = 256, gaps: bool = False) -> None:
+        """Sends prompts to answer."""
+        extra = {"draftd_namespace": namespace} if namespace else {}
+        command = {"prompts": texts, "batch": batch, "max_tokens": most, "extra_args": extra, "gaps": gaps}
+        assert self._process.stdin is not None
+        print(json.dumps(command), file=self._process.stdin, flush=True)
+
+    def run(self, texts: list[str], batch: int, **more: Any) -> dict[str, Any]:
+        """Sends prompts and waits for the outputs."""
+        self.ask(texts, batch, **more)
+        return self.answer()
+
+    def kill(self) -> None:
+        """Ends the process with SIGKILL."""
+        self._process.kill()
+        self._process.wait()
+
+
+class Fleet:
+    """The service and the replicas.
+
+    Args:
+        given: The command line.
+        logs: Folder of all logs.
+    """
+
+    def __init__(self, given: Any, logs: Path) -> None:
+        self.given, self.logs = given, logs
+        rounds = [f"{kind}-{batch}-{number}" for kind in ("cold", "served") for batch in given.batch for number in range(given.rounds)]
+        self.namespaces = ["warm", "exact-cold", "exact-served", "kills", *rounds]
+        self.service = PrivateService(["--device", given.device, "--device-memory", "4096", "--quota-tokens", str(1 << 18)])
+        self.replicas: dict[str, Replica] = {}
+
+    def start(self, name: str, method: str, shared: bool, invariant: bool = False) -> Replica:
+        """Starts a replica without waiting for it."""
+        settings = {
+            "model": self.given.model, "k": self.given.k, "batches": self.given.batch, "method": method,
+            "adaptive": self.given.adaptive and shared,
+        }  # fmt: skip
+        environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_PLUGINS": "", "PYTHONUNBUFFERED": "1"}
+        if shared:
+            environment |= {
+                "VLLM_PLUGINS": "draftd", "DRAFTD_ENDPOINT": self.service.endpoint, "DRAFTD_VLLM_ENGINE": name,
+                "DRAFTD_VLLM_NAMESPACE": "warm", "DRAFTD_VLLM_NAMESPACES": ",".join(self.namespaces[1:]), "DRAFTD_VLLM_ATTACH_S": "120",
+                "DRAFTD_VLLM_GRAPHS": "1" if self.given.graphs else "0",
+            }  # fmt: skip
+        if invariant:
+            environment["VLLM_BATCH_INVARIANT"] = "1"
+        self.replicas[name] = Replica(name, settings, environment, self.logs)
+        return self.replicas[name]
+
+    def count(self, metric: str) -> float:
+        """Sum of a metric of the service over its labels; 0 while the service is away."""
+        try:
+            with urllib.request.urlopen(f"{self.service.http_url}/metrics", timeout=5) as answer:
+                text = answer.read().decode()
+        except OSError:
+            return 0.0
+        return sum(sample.value for family in text_string_to_metric_families(text) for sample in family.samples if sample.name == metric)
+
+    def wait_attached(self, engines: int) -> float:
+        """Seconds until the service has so many attachments; RuntimeError if it takes too long."""
+        began = time.monotonic()
+        while self.count("draftd_attachments") < engines:
+            if time.monotonic() - began > ATTACH_S:
+                raise RuntimeError(f"the service has not got {engines} attachments within {ATTACH_S:g} s")
+            time.sleep(0.1)
+        return time.monotonic() - began
+
+    def close(self) -> None:
+        """Ends all that it started."""
+        for replica in self.replicas.values():
+            replica.kill()
+        self.service.stop()
+
+
+class Table:
+    """Tokens a second by what drafts and by batch size, and what each run must be."""
+
+    def __init__(self) -> None:
+        self.speeds: dict[tuple[str, int], list[float]] = {}
+        self.accepted: dict[tuple[str, int], list[float]] = {}
+        self.same: dict[tuple[str, int], list[float]] = {}
+
+    def add(self, kind: str, batch: int, answer: dict[str, Any], plain: list[list[int]]) -> None:
+        """A run, and what no speculation has answered to the same prompts."""
+        outputs = answer["outputs"]
+        key = (kind, batch)
+        self.speeds.setdefault(key, []).append(sum(map(len, outputs)) / answer["seconds"])
+        drafts, _, accepted = (answer["counters"][name] for name in COUNTERS)
+        self.accepted.setdefault(key, []).append(1 + accepted / drafts if drafts else 1.0)
+        self.same.setdefault(key, []).append(sum(a == b for a, b in zip(outputs, plain, strict=True)) / len(plain))
+
+    def speed(self, kind: str, batch: int) -> float:
+        """Median tokens a second."""
+        return statistics.median(self.speeds[kind, batch])
+
+    def rows(self) -> list[tuple[object, ...]]:
+        """One a kind and batch size."""
+        made: list[tuple[object, ...]] = []
+        for (kind, batch), speeds in sorted(self.speeds.items(), key=lambda item: item[0][1]):
+            speed = statistics.median(speeds)
+            spread = (max(speeds) - min(speeds)) / speed
+            on_none, on_ngram = (speed / self.speed(other, batch) for other in (NONE, NGRAM))
+            same = statistics.mean(self.same[kind, batch])
+            made.append(
+                (kind, batch, speed, f"{spread:.0%}", on_none, on_ngram, statistics.median(self.accepted[kind, batch]), f"{same:.0%}")
+            )
+        return made
+
+    def missed(self) -> list[str]:
+        """What did not reach what it must."""
+        found = []
+        for batch in sorted({batch for _, batch in self.speeds}):
+            for kind, other, least in (
+                (SERVED, NONE, GAIN_ON_NONE), (SERVED, NGRAM, GAIN_ON_NGRAM), (COLD, NGRAM, COLD_ON_NGRAM),
+            ):  # fmt: skip
+                gain = self.speed(kind, batch) / self.speed(other, batch)
+                if gain < least:
+                    found.append(f"batch {batch}: {kind} is {gain:.2f} x {other}, must be {least:g}")
+        return found
+
+
+def measure(fleet: Fleet, table: Table) -> list[str]:
+    """Fills the table; answers what the counts of accepted tokens said."""
+    given, replicas = fleet.given, fleet.replicas
+    apart: list[tuple[float, float]] = []
+    first = 1000
+    for replica in replicas.values():
+        for batch in given.batch:
+            replica.ask(prompts(batch + 2, 0), batch, namespace="warm" if replica.name in "AB" else "", most=48)
+    for replica in replicas.values():
+        for _ in given.batch:
+            replica.answer()
+    for number in range(given.rounds):
+        for batch in given.batch:
+            texts = prompts(PROMPTS.get(batch, 2 * batch), first)
+            first += len(texts)
+            cold, served = f"cold-{batch}-{number}", f"served-{batch}-{number}"
+            plain = replicas["none"].run(texts, batch)
+            table.add(NONE, batch, plain, plain["outputs"])
+            table.add(NGRAM, batch, replicas["ngram"].run(texts, batch), plain["outputs"])
+            table.add(COLD, batch, replicas["B"].run(texts, batch, namespace=cold), plain["outputs"])
+            replicas["A"].run(texts, batch, namespace=served)
+            time.sleep(VISIBLE_S)
+            before = fleet.count("draftd_num_accepted_tokens_total")
+            answer = replicas["B"].run(texts, batch, namespace=served)
+            time.sleep(VISIBLE_S)
+            apart.append((answer["counters"][COUNTERS[2]], fleet.count("draftd_num_accepted_tokens_total") - before))
+            table.add(SERVED, batch, answer, plain["outputs"])
+            table.add(TWICE, batch, replicas["B"].run(texts, batch, namespace=served), plain["outputs"])
+            print(f"round {number} batch {batch} done", file=sys.stderr, flush=True)
+    theirs, ours = (sum(column) for column in zip(*apart, strict=True))
+    note = f"accepted tokens, {SERVED}: {theirs:.0f} by vLLM, {ours:.0f} by draftd"
+    return [note, *([f"MISSED: {note}"] if abs(ours - theirs) > COUNTS_APART * theirs else [])]
+
+
+def check_exact(fleet: Fleet) -> list[str]:
+    """Compares outputs where a number does not depend on the batch it is computed in."""
+    texts = prompts(EXACT_PROMPTS, 500)
+    plain = fleet.replicas["none-exact"].run(texts, EXACT_BATCH, gaps=True)
+    notes = []
+    for namespace in ("exact-cold", "exact-served"):
+        outputs = fleet.replicas["B-exact"].run(texts, EXACT_BATCH, namespace=namespace)["outputs"]
+        apart = [_first_difference(a, b) for a, b in zip(plain["outputs"], outputs, strict=True)]
+        gaps = [plain["gaps"][i][min(at, len(plain["gaps"][i]) - 1)] for i, at in enumerate(apart) if at is not None]
+        note = f"batch-invariant outputs, {namespace}: {len(texts) - len(gaps)} of {len(texts)} are those without speculation"
+        if gaps:
+            note = f"MISSED: {note}; the two likeliest tokens were {max(gaps):.3f} apart in log probability at most where they part"
+        notes.append(note)
+        fleet.replicas["B-exact"].run(texts, EXACT_BATCH, namespace="exact-served")
+        time.sleep(VISIBLE_S)
+    return notes
+
+
+def check_kills(fleet: Fleet) -> list[str]:
+    """Kills and restarts the service, then replica A, while B answers."""
+    texts = prompts(96, 5000)
+    b = fleet.replicas["B"]
+    engines = sum(name in fleet.replicas for name in ("A", "B", "B-exact"))
+    calm = b.run(texts, 16, namespace="kills")["outputs"]
+    b.ask(texts, 16, namespace="kills")
+    time.sleep(0.1)
+    fleet.service.kill()
+    killed = b.answer()["outputs"]
+    b.ask(texts, 16, namespace="kills")
+    fleet.service.start()
+    back = b.answer()["outputs"]
+    attached_s = fleet.wait_attached(engines)
+    fleet.replicas["A"].run(texts, 16, namespace="kills")
+    time.sleep(VISIBLE_S)
+    again = b.run(texts, 16, namespace="kills")
+    drafts, _, accepted = (again["counters"][name] for name in COUNTERS)
+    lengths = [[len(output) for output in outputs] for outputs in (calm, killed, back)]
+    notes = [
+        f"draftd killed: B answered {len(killed)} requests, and {len(back)} while it started; attached again {attached_s:.1f} s after"
+        f" it was ready; then {1 + accepted / max(drafts, 1):.1f} tokens a step",
+        f"the same lengths of outputs as without the kill: {_share(lengths[0], lengths[1]):.0%}, {_share(lengths[0], lengths[2]):.0%}",
+    ]
+    b.ask(texts, 16, namespace="kills")
+    time.sleep(0.1)
+    fleet.replicas["A"].kill()
+    notes.append(f"replica A killed: B answered {len(b.answer()['outputs'])} requests")
+    began = time.monotonic()
+    fleet.start("A", "ngram_gpu", True).answer()
+    fleet.wait_attached(engines)
+    notes.append(f"replica A was back and attached after {time.monotonic() - began:.0f} s")
+    return notes
+
+
+def _first_difference(a: list[int], b: list[int]) -> int | None:
+    for i, (left, right) in enumerate(zip(a, b, strict=False)):
+        if left != right:
+            return i
+    return None if len(a) == len(b) else min(len(a), len(b))
+
+
+def _share(a: Iterable[int], b: Iterable[int]) -> float:
+    pairs = list(zip(a, b, strict=True))
+    return sum(x == y for x, y in pairs) / len(pairs)
+
+
+def main() -> int:
+    """Prints the table; 1 if something misses what it must reach."""
+    arguments = parser(__doc__)
+    arguments.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct", help="name or folder of a small chat model")
+    arguments.add_argument("--k", type=int, default=16, help="num_speculative_tokens")
+    arguments.add_argument("--batch", type=int, action="append", default=[], help="batch size; default: 1, 16 and 64")
+    arguments.add_argument("--rounds", type=int, default=3, help="runs of each cell, whose median counts")
+    arguments.add_argument("--device", default="cuda", help="the service's")
+    arguments.add_argument("--graphs", action="store_true", help="set DRAFTD_VLLM_GRAPHS")
+    arguments.add_argument("--adaptive", action="store_true", help="adaptive verification where draftd drafts")
+    arguments.add_argument("--no-exact", action="store_true", help="do not compare outputs in batch-invariant mode")
+    arguments.add_argument("--no-kills", action="store_true", help="kill nothing")
+    arguments.add_argument("--logs", type=Path, metavar="DIR", help="where the replicas' logs go; default: a temporary folder")
+    given = arguments.parse_args()
+    given.batch = given.batch or [1, 16, 64]
+    logs = given.logs or Path(tempfile.mkdtemp(prefix="draftd-vllm-"))
+    logs.mkdir(parents=True, exist_ok=True)
+    fleet, table = Fleet(given, logs), Table()
+    try:
+        return _run(fleet, table)
+    finally:
+        (logs / "draftd.log").write_text(fleet.service.log())
+        fleet.close()
+
+
+def _run(fleet: Fleet, table: Table) -> int:
+    given = fleet.given
+    began = time.monotonic()
+    fleet.start("none", "none", False)
+    fleet.start("ngram", "ngram_gpu", False)
+    if not given.no_exact:
+        fleet.start("none-exact", "none", False, invariant=True)
+    fleet.service.spawn()
+    shared = ["A", "B", *([] if given.no_exact else ["B-exact"])]
+    for name in shared:
+        fleet.start(name, "ngram_gpu", True, invariant=name == "B-exact")
+    fleet.service.wait_ready()
+    about = {name: replica.answer() for name, replica in fleet.replicas.items()}
+    started_s = time.monotonic() - began
+    fleet.wait_attached(len(shared))
+    notes = [f"all replicas ready after {started_s:.0f} s; Model Runner V2: {about['B']['v2']}, asynchronous: {about['B']['asynchronous']}"]
+    print(notes[0], file=sys.stderr, flush=True)
+    notes += measure(fleet, table)
+    if not given.no_exact:
+        notes += check_exact(fleet)
+    if not given.no_kills:
+        notes += check_kills(fleet)
+    missed = [*table.missed(), *(note for note in notes if note.startswith("MISSED"))]
+    columns = ("drafts", "batch", "tokens/s", "spread", "x none", "x ngram_gpu", "tokens a step", "as without")
+    title = f"Two vLLM replicas and one draftd: {Path(given.model).name}, k = {given.k}, greedy, 256 tokens"
+    report(title, columns, table.rows(), given.json, [*notes, *(f"missed: {what}" for what in table.missed())])
+    return int(bool(missed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

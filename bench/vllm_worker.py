@@ -1,0 +1,130 @@
+"""One vLLM replica as a process of its own, for bench.vllm_replicas: commands come as JSON lines on stdin, answers go to a pipe.
+
+Everything runs in this process, so that killing it kills all of the replica.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import time
+from collections import deque
+from typing import Any
+
+COUNTERS = ("vllm:spec_decode_num_drafts", "vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_accepted_tokens")
+
+
+def start(settings: dict[str, Any]) -> Any:
+    """vLLM as the table is made with: Model Runner V2, asynchronous scheduling, full graphs of every batch that is measured."""
+    from vllm import LLM
+
+    k, most = settings["k"], max(settings["batches"])
+    batches = sorted({1, 2, 4, *range(8, most + 1, 8), *settings["batches"]})
+    per_request = k + 1 if settings["method"] == "ngram_gpu" else 1
+    speculative: dict[str, Any] | None = None
+    if settings["method"] == "ngram_gpu":
+        speculative = {"method": "ngram_gpu", "num_speculative_tokens": k, "prompt_lookup_min": 2, "prompt_lookup_max": 5}
+        if settings["adaptive"]:
+            speculative["enable_adaptive_verification"] = True
+    return LLM(
+        model=settings["model"],
+        dtype="bfloat16",
+        max_model_len=2048,
+        max_num_seqs=most,
+        max_num_batched_tokens=8192,
+        gpu_memory_utilization=0.15,
+        kv_cache_memory_bytes=4 << 30,
+        enable_prefix_caching=False,
+        attention_backend="TRITON_ATTN",
+        compilation_config={
+            "mode": 0,
+            "cudagraph_mode": "FULL_DECODE_ONLY",
+            "cudagraph_capture_sizes": [batch * per_request for batch in batches],
+        },
+        speculative_config=speculative,
+        disable_log_stats=False,
+        seed=0,
+    )
+
+
+def serve(llm: Any, command: dict[str, Any], numbers: Any) -> dict[str, Any]:
+    """Answers prompts, `batch` of them at any time.
+
+    Returns:
+        Seconds, the output tokens of each prompt, the gap of the two likeliest tokens at each where that was asked for, and how much vLLM's
+        counters have grown.
+    """
+    from vllm import SamplingParams
+
+    extra = dict(command["extra_args"]) or None
+    params = SamplingParams(
+        temperature=0.0, max_tokens=command["max_tokens"], detokenize=False, extra_args=extra, logprobs=2 if command["gaps"] else None
+    )
+    engine, tokenizer = llm.llm_engine, llm.get_tokenizer()
+    waiting = deque(enumerate(_tokens(tokenizer, text) for text in command["prompts"]))
+    outputs: list[list[int]] = [[] for _ in waiting]
+    gaps: list[list[float]] = [[] for _ in waiting]
+    places: dict[str, int] = {}
+    before = counters(llm)
+    began = time.perf_counter()
+    while waiting or places:
+        while waiting and len(places) < command["batch"]:
+            place, tokens = waiting.popleft()
+            name = f"{next(numbers)}"
+            engine.add_request(name, {"prompt_token_ids": tokens}, params)
+            places[name] = place
+        for output in engine.step():
+            if output.finished:
+                place = places.pop(output.request_id)
+                outputs[place] = list(output.outputs[0].token_ids)
+                if command["gaps"]:
+                    gaps[place] = [_gap(step) for step in output.outputs[0].logprobs]
+    seconds = time.perf_counter() - began
+    grown = {name: value - before[name] for name, value in counters(llm).items()}
+    return {"seconds": seconds, "outputs": outputs, "gaps": gaps, "counters": grown}
+
+
+def counters(llm: Any) -> dict[str, int]:
+    """vLLM's own counters of speculation; zeros without it."""
+    found = dict.fromkeys(COUNTERS, 0)
+    for metric in llm.get_metrics():
+        if metric.name in found:
+            found[metric.name] += int(metric.value)
+    return found
+
+
+def _tokens(tokenizer: Any, text: str) -> list[int]:
+    written = tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False)
+    tokens: list[int] = tokenizer(written, add_special_tokens=False)["input_ids"]
+    return tokens
+
+
+def _gap(step: dict[int, Any]) -> float:
+    likeliest = sorted((entry.logprob for entry in step.values()), reverse=True)
+    return float(likeliest[0] - likeliest[1])
+
+
+def main() -> None:
+    """Serves commands until stdin ends."""
+    settings = json.loads(sys.argv[1])
+    answers = os.fdopen(settings["answers_fd"], "w", buffering=1)
+    began = time.monotonic()
+    llm = start(settings)
+    config = llm.llm_engine.vllm_config
+    about = {
+        "start_s": time.monotonic() - began,
+        "v2": bool(config.use_v2_model_runner),
+        "asynchronous": bool(config.scheduler_config.async_scheduling),
+        "pid": os.getpid(),
+    }
+    print(json.dumps(about), file=answers)
+    numbers = itertools.count()
+    for line in sys.stdin:
+        command = json.loads(line)
+        print(json.dumps(serve(llm, command, numbers)), file=answers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""Carries rows from the GPU to the service: a ring in pinned host memory that a kernel fills and a thread empties.
+
+The thread tells what it finds to the engine's Drafter, as an engine on the host does. If it falls behind by more than the ring holds, the
+documents of the rows concerned are ended where they are.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from draftd.client.drafter import Drafter
+from draftd.drafter.device import DeviceDrafts
+from draftd.drafter.drafts import Drafts
+from draftd.drafter.ops.collect.gpu import NEW_TOKENS, RECORD_HEAD, RING, collect_rows
+
+_PAUSE_S = 0.004
+_FINISH_S = 0.25
+"""How long a request's last tokens may be under way when it has ended."""
+
+
+class Carrier:
+    """The ring, its kernel and its thread.
+
+    Args:
+        drafter: Is told of tokens and drafts, under `lock`.
+        tokens, lengths: The engine's; see DeviceSession.
+        max_batch: Most rows of a launch. k: tokens of a draft.
+
+    Attributes:
+        overruns: Launches that were overwritten before they were read.
+    """
+
+    def __init__(
+        self, drafter: Drafter, lock: threading.RLock, tokens: torch.Tensor, lengths: torch.Tensor, max_batch: int, k: int
+    ) -> None:  # fmt: skip
+        self.overruns = 0
+        self._drafter, self._lock = drafter, lock
+        self._tokens, self._lengths = tokens, lengths
+        self._k, self._width = k, 1 << (k - 1).bit_length()
+        rows, device = tokens.shape[0], tokens.device
+        self._max_batch = max_batch
+        self._carried = torch.zeros((rows, 2), dtype=torch.int32, device=device)
+        self._counters = torch.zeros(2, dtype=torch.int64, device=device)
+        shape = (RING, max_batch, RECORD_HEAD + NEW_TOKENS + self._width)
+        self._records = torch.zeros(shape, dtype=torch.int32, pin_memory=tokens.is_cuda)
+        self._done = torch.zeros((RING, 2), dtype=torch.int64, pin_memory=tokens.is_cuda)
+        self._host_records: NDArray[np.int32] = self._records.numpy()
+        self._host_done: NDArray[np.int64] = self._done.numpy()
+        self._read = 0
+        self._generations = np.zeros(rows, np.int64)
+        self._held = np.full(rows, -1, np.int64)
+        self._ending: dict[int, tuple[int | None, bool, float]] = {}
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, row: int, length: int) -> None:
+        """A request of `length` tokens, all of them told, has come into a row; in the order of the current stream."""
+        self._generations[row] += 1
+        self._held[row] = length
+        words = torch.tensor([length, int(self._generations[row]) & 0x7FFFFFFF], dtype=torch.int32)
+        self._carried[row].copy_(words.pin_memory() if self._tokens.is_cuda else words, non_blocking=True)
+
+    def end(self, row: int) -> None:
+        """Nothing more of the row's request is told; one that waits for its last tokens is ended with those that came."""
+        if row in self._ending:
+            self._finish(row)
+        self._held[row] = -1
+
+    def finish(self, row: int, length: int | None, discard: bool) -> None:
+        """The row's request ends; with `length` tokens, if they are not all there yet, when they are."""
+        if self._thread is None or self._held[row] < 0:
+            self._ending[row] = (length, discard, 0.0)
+            self._finish(row)
+            return
+        self._ending[row] = (length, discard, time.monotonic() + _FINISH_S)
+        if length is not None and self._held[row] >= length:
+            self._finish(row)
+
+    def launch(self, rows: torch.Tensor, drafts: DeviceDrafts) -> None:
+        """Enqueues the kernel on the current stream; may be captured."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="draftd-carrier", daemon=True)
+            self._thread.start()
+        tokens = self._tokens
+        collect_rows[(rows.shape[0],)](
+            tokens, tokens.stride(0), tokens.shape[0], tokens.shape[1], self._lengths, rows, self._carried,
+            drafts.tokens, drafts.counts, drafts.source, drafts.match_length, drafts.occurrences, self._k,
+            self._counters, self._records, self._done, self._max_batch, K=self._width, num_warps=1,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Tells what is there, and ends the thread."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(1.0)
+        with self._lock:
+            for row in list(self._ending):
+                self._finish(row)
+
+    def _run(self) -> None:
+        while not self._stop.wait(_PAUSE_S):
+            self._drain()
+        self._drain()
+
+    def _drain(self) -> None:
+        while True:
+            place = self._read % RING
+            number = int(self._host_done[place, 0])
+            if number <= self._read:
+                break
+            batch = int(self._host_done[place, 1])
+            records = self._host_records[place, :batch].copy()
+            if int(self._host_done[place, 0]) != self._read + 1:
+                self._overrun()
+                continue
+            self._read += 1
+            with self._lock:
+                self._tell(records)
+        now = time.monotonic()
+        with self._lock:
+            for row in [row for row, (length, _, until) in self._ending.items() if until < now or self._is_whole(row, length)]:
+                self._finish(row)
+
+    def _tell(self, records: NDArray[np.int32]) -> None:
+        known = []
+        for i, (row, generation, before, new, *_) in enumerate(records[:, :RECORD_HEAD].tolist()):
+            if row < 0 or generation != int(self._generations[row]) & 0x7FFFFFFF or self._held[row] != before:
+                continue
+            if new:
+                self._drafter.append(row, records[i, RECORD_HEAD : RECORD_HEAD + new])
+                self._held[row] += new
+            if row not in self._ending:
+                known.append(i)
+        if known:
+            self._drafter.observe(records[known, 0].astype(np.int64), self._drafts(records[known]))
+
+    def _drafts(self, records: NDArray[np.int32]) -> Drafts:
+        drafts = Drafts.empty(len(records), self._k)
+        drafts.tokens[:] = records[:, RECORD_HEAD + NEW_TOKENS :][:, : self._k]
+        for column, field in enumerate((drafts.counts, drafts.source, drafts.match_length, drafts.occurrences)):
+            field[:] = records[:, 4 + column]
+        return drafts
+
+    def _is_whole(self, row: int, length: int | None) -> bool:
+        return length is not None and int(self._held[row]) >= length
+
+    def _finish(self, row: int) -> None:
+        length, discard, _ = self._ending.pop(row)
+        self._held[row] = -1
+        self._drafter.finish(row, discard, length=length)
+
+    def _overrun(self) -> None:
+        """Goes on with the newer half of the ring; requests that miss tokens are ended with those that came."""
+        newest = int(self._host_done[:, 0].max())
+        go_on = newest - RING // 2
+        self.overruns += go_on - self._read
+        self._read = go_on

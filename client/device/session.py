@@ -1,0 +1,274 @@
+"""An engine's drafting on its GPU: kernels on its own stream, over its own token buffer, from the service's index.
+
+No message and no wait for the host is on the decode path. What the rows become reaches the service off it: told by the engine
+(`committed`), or carried by the stream (`collect`). The session never raises in the decode loop unless it is strict.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+
+from draftd.client.credentials import Credentials
+from draftd.client.device.carrier import Carrier
+from draftd.client.device.memory import MappedMemory
+from draftd.client.drafter import Drafter
+from draftd.drafter.cuda_memory import device_uuid
+from draftd.drafter.device import DeviceDrafter, DeviceDrafts
+from draftd.drafter.device_layout import PIN_MAPPED
+from draftd.drafter.errors import InvalidArgument
+from draftd.drafter.params import DraftParams
+from draftd.drafter.stats import EngineStats
+from draftd.proto.draftd.v1 import draftd_pb2 as pb
+
+
+class DeviceSession:
+    """Drafts on the device for the rows of one engine.
+
+    The engine keeps each request's tokens in a row of its buffer. It calls `start` when a request gets a row, `propose` every step, then
+    `collect` or `committed`, and `finish` when the request ends; one thread does all that. `propose` may be captured in a graph of the
+    engine's, which stays valid whatever becomes of the service: without one, drafts come from the rows' own tokens and from the index as it
+    was.
+
+    Args:
+        endpoint: gRPC target of the service, a Unix socket; None takes DRAFTD_ENDPOINT or the default socket.
+        engine: Name of the engine, unique on the service.
+        vocab_size: Tokens are in [0, vocab_size).
+        tokens: int32 [rows, max_length] on the GPU, rows contiguous: the engine's own buffer.
+        lengths: int32 or int64 [rows] on the GPU; how many tokens of each row count when `propose` runs.
+        k: Most tokens of a draft, in [1, 64].
+        max_batch: Most rows of a `propose`.
+        namespace, extra_namespaces: What rows draft from and are kept in; those that `start` may name.
+        params: How to draft; policy `tree` only. None: k tokens by the defaults.
+        tokenizer_fingerprint: Identifies the tokenizer; a namespace refuses another than its first.
+        strict: Raise instead of failing open; for tests.
+        credentials: The token; None takes the DRAFTD_CLIENT_* variables.
+
+    Attributes:
+        params: How it drafts.
+        memory: The index, mapped.
+        headers: The header of each namespace that is mapped.
+
+    Raises:
+        InvalidArgument: An argument is outside its range. A service that is not there is not an error.
+        CudaError: The GPU cannot map another process's memory; the message says why.
+    """
+
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        *,
+        engine: str,
+        vocab_size: int,
+        tokens: torch.Tensor,
+        lengths: torch.Tensor,
+        k: int = 16,
+        max_batch: int,
+        namespace: str = "default",
+        extra_namespaces: Sequence[str] = (),
+        params: DraftParams | None = None,
+        tokenizer_fingerprint: str = "",
+        strict: bool = False,
+        credentials: Credentials | None = None,
+    ) -> None:
+        if tokens.dtype != torch.int32 or tokens.dim() != 2 or tokens.stride(1) != 1 or not tokens.is_cuda:
+            raise InvalidArgument("tokens must be int32 [rows, max_length] on a GPU with contiguous rows", "tokens")
+        rows, max_length = tokens.shape
+        if lengths.shape != (rows,) or lengths.device != tokens.device or lengths.dtype not in (torch.int32, torch.int64):
+            raise InvalidArgument(f"lengths must be int32 or int64 [{rows}] on {tokens.device}", "lengths")
+        if params is not None and params.policy != "tree":
+            raise InvalidArgument("params.policy must be tree: the other rule drafts on the host only", "params.policy")
+        self.params = params or DraftParams(k=k, policy="tree")
+        self.device = tokens.device
+        self._tokens, self._lengths_of_rows = tokens, lengths
+        self._default = namespace
+        with torch.cuda.device(self.device):
+            self.memory = MappedMemory(self.device)
+            self._side = torch.cuda.Stream(self.device)
+            self._namespaces = torch.full((rows,), -1, dtype=torch.int32, device=self.device)
+            memory = self.memory
+            self._kernels = DeviceDrafter(
+                memory.words, memory.headers, max_batch=max_batch, max_row_tokens=max_length, params=self.params, control=memory.control,
+                pins=memory.pins,
+            )  # fmt: skip
+            self._out = DeviceDrafts.empty(max_batch, self.params.k, self.device)
+            self._warm_up(max_batch)
+        self._lock = threading.RLock()
+        self._mapping = threading.Lock()
+        self.headers: dict[str, int] = {}
+        self._names: list[str | None] = [None] * rows
+        self._remapping = False
+        self._drafter = Drafter(
+            endpoint, engine=engine, vocab_size=vocab_size, k=self.params.k, max_rows=rows, max_length=max_length, namespace=namespace,
+            extra_namespaces=extra_namespaces, transport="mapped", params=self.params, tokenizer_fingerprint=tokenizer_fingerprint,
+            strict=strict, credentials=credentials, device=self, device_uuid=device_uuid(self.device),
+        )  # fmt: skip
+        self._carrier = Carrier(self._drafter, self._lock, tokens, lengths, max_batch, self.params.k)
+
+    # -- what an engine calls ------------------------------------------------------------------------------------------------
+
+    def start(
+        self,
+        row: int,
+        tokens: ArrayLike,
+        document_id: str | None = None,
+        namespace: str | None = None,
+        private: bool = False,
+        *,
+        prompt_length: int | None = None,
+    ) -> None:
+        """Begins a request in a row, or goes on with one that was preempted, in the order of the current stream; see Drafter.start."""
+        name = None if private else self._default if namespace is None else namespace
+        with self._lock:
+            self._carrier.end(row)
+            self._drafter.start(row, tokens, document_id or uuid.uuid4().hex, namespace, private, prompt_length=prompt_length)
+            self._names[row] = name
+            if not self._remapping:
+                self._namespaces[row].fill_(self.headers.get(name, -1) if name is not None else -1)
+            self._carrier.begin(row, int(np.shape(np.asarray(tokens))[0]))
+
+    def propose(self, rows: torch.Tensor, out: DeviceDrafts | None = None) -> DeviceDrafts:
+        """Drafts for rows, on the current stream; nothing waits for the host, and it can be captured.
+
+        Args:
+            rows: int32 or int64 [batch] on the GPU.
+            out: Where to write; None: in buffers of the session that the next call overwrites.
+
+        Returns:
+            Drafts [batch, k] on the GPU; those of rows that there are not are empty.
+        """
+        drafts = out or self._first(rows.shape[0])
+        with torch.cuda.device(self.device):
+            self._kernels.propose(self._tokens, self._lengths_of_rows, rows, self._namespaces, drafts)
+        return drafts
+
+    def collect(self, rows: torch.Tensor, drafts: DeviceDrafts) -> None:
+        """Carries the rows' new tokens and their drafts to the host, which tells the service of them; after `propose`, on its stream."""
+        with torch.cuda.device(self.device):
+            self._carrier.launch(rows, drafts)
+
+    def committed(self, row: int, tokens: ArrayLike) -> None:
+        """Tells what the engine has committed to a row, where `collect` does not: integers [n]."""
+        with self._lock:
+            self._drafter.append(row, tokens)
+
+    def finish(self, row: int, length: int | None = None, discard: bool = False) -> None:
+        """Ends a row's request; its output is kept for others to draft from, or forgotten if `discard`.
+
+        Args:
+            length: Tokens of the request that count, prompt included, where the row may hold some past its end; None: all told or carried.
+        """
+        with self._lock:
+            self._names[row] = None
+            self._carrier.finish(row, length, discard)
+
+    def preempt(self, row: int) -> None:
+        """Takes a request from its row without ending it; see Drafter.preempt."""
+        with self._lock:
+            self._names[row] = None
+            self._carrier.end(row)
+            self._drafter.preempt(row)
+
+    def close(self) -> None:
+        """Ends the attachment. Drafts of captured graphs then come from the index as it is now."""
+        self._carrier.close()
+        self._drafter.detach()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    # -- what an operator or a test asks ------------------------------------------------------------------------------------------
+
+    @property
+    def attached(self) -> bool:
+        """The service answered the last call."""
+        return self._drafter.attached
+
+    @property
+    def transport(self) -> str:
+        """`mapped`, or `none` before the first attachment."""
+        return self._drafter.transport
+
+    @property
+    def trouble(self) -> tuple[str, str]:
+        """Reason and detail of the last failure."""
+        return self._drafter.trouble
+
+    @property
+    def stats(self) -> EngineStats:
+        """What was counted since the session was made: a copy."""
+        return self._drafter.stats
+
+    @property
+    def overruns(self) -> int:
+        """Launches of `collect` that were overwritten before they were read; requests in them are kept up to there."""
+        return self._carrier.overruns
+
+    def wait_attached(self, timeout_s: float) -> bool:
+        """Waits until the service has answered; not for the decode loop."""
+        return self._drafter.wait_attached(timeout_s)
+
+    def wait_visible(self, timeout_s: float) -> bool:
+        """Waits until all that was committed can be drafted from; not for the decode loop."""
+        with self._lock:
+            return self._drafter.wait_visible(timeout_s)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """What is mapped stays so meanwhile; for who reads `memory` other than by `propose`."""
+        with self._mapping:
+            yield
+
+    # -- what the attachment calls ---------------------------------------------------------------------------------------------
+
+    def remap(self, device: pb.DeviceMap) -> None:
+        """See DeviceLink. Called from the session's thread: meanwhile rows draft from their own tokens only."""
+        with torch.cuda.device(self.device):
+            received = self.memory.receive(device)
+            with self._lock:
+                self._remapping = True
+            headers: dict[str, int] = {}
+            try:
+                # What `start` has put on its way would set a row's namespace behind our back; from now on it puts nothing.
+                torch.cuda.synchronize(self.device)
+                self._set_namespaces([-1] * len(self._names), mapped=False)
+                torch.cuda.synchronize(self.device)
+                with self._mapping:
+                    self.memory.replace(received.pieces)
+                headers = received.headers
+            finally:
+                with self._lock:
+                    self.headers = headers
+                    self._set_namespaces([-1 if name is None else headers.get(name, -1) for name in self._names], mapped=True)
+                    self._remapping = False
+
+    def _set_namespaces(self, headers: list[int], *, mapped: bool) -> None:
+        with torch.cuda.stream(self._side):
+            self.memory.pins[PIN_MAPPED].fill_(int(mapped))
+            self._namespaces.copy_(torch.tensor(headers, dtype=torch.int32))
+            self._side.synchronize()
+
+    def _first(self, batch: int) -> DeviceDrafts:
+        out = self._out
+        return DeviceDrafts(
+            out.tokens[:batch], out.probabilities[:batch], out.counts[:batch], out.source[:batch], out.match_length[:batch],
+            out.occurrences[:batch], out.version[:batch],
+        )  # fmt: skip
+
+    def _warm_up(self, max_batch: int) -> None:
+        """Compiles the kernels for every batch size, so that no step waits for a compiler."""
+        for batch in sorted({1, *(size for size in (65, 193, 385) if size <= max_batch), max_batch}):
+            nowhere = torch.full((batch,), -1, dtype=torch.int32, device=self.device)
+            self.propose(nowhere)
+        torch.cuda.current_stream(self.device).synchronize()

@@ -1,0 +1,1 @@
+"""What an engine's rows and drafts became, carried to the host in the order of the stream."""

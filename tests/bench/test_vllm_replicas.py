@@ -1,0 +1,52 @@
+"""The vLLM benchmark's own parts: its prompts, and what it makes of runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.prompts import KINDS, prompts
+from bench.vllm_replicas import COLD, NGRAM, NONE, SERVED, Table, _first_difference
+from bench.vllm_worker import COUNTERS
+
+
+def test_prompts_are_the_same_each_time_and_all_different() -> None:
+    made = prompts(600)
+    assert made == prompts(600)
+    assert prompts(3, 300) == made[300:303]
+    assert len(set(made)) == 600
+    assert all(len(text) > 300 for text in made[: len(KINDS)])
+
+
+def answer(seconds: float, outputs: list[list[int]], accepted: int = 0) -> dict[str, Any]:
+    return {"seconds": seconds, "outputs": outputs, "counters": dict(zip(COUNTERS, (10, 80, accepted), strict=True))}
+
+
+def table(cold: float, served: float) -> Table:
+    """Runs of one batch size with these gains over ngram_gpu, which has one of 1.5 over no speculation."""
+    made = Table()
+    plain = [[1] * 100, [2] * 50]
+    for kind, seconds in ((NONE, 1.5), (NGRAM, 1.0), (COLD, 1 / cold), (SERVED, 1 / served)):
+        for _ in range(3):
+            made.add(kind, 16, answer(seconds, plain, 40), plain)
+    return made
+
+
+def test_gains_are_held_to_what_they_must_be() -> None:
+    assert table(1.0, 3.1).missed() == []
+    assert len(table(0.96, 3.1).missed()) == 1
+    assert len(table(1.0, 2.9).missed()) == 1
+    assert len(table(1.0, 1.2).missed()) == 2
+
+
+def test_rows_show_speed_gains_and_agreement() -> None:
+    made = table(1.0, 3.0)
+    made.add(SERVED, 16, answer(50.0, [[1] * 100, [3]]), [[1] * 100, [2] * 50])
+    kind, batch, speed, _, on_none, on_ngram, accepted, same = made.rows()[3]
+    assert (kind, batch, speed, on_ngram, accepted, same) == (SERVED, 16, 450.0, 3.0, 5.0, "88%")
+    assert on_none == 4.5
+
+
+def test_outputs_part_where_they_first_differ() -> None:
+    assert _first_difference([1, 2], [1, 2]) is None
+    assert _first_difference([1, 2], [1, 3]) == 1
+    assert _first_difference([1, 2], [1]) == 1

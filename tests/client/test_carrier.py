@@ -1,0 +1,136 @@
+"""What the stream carries to the host, and what the engine's drafter is told of it; the kernel runs in Triton's interpreter."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+if torch.cuda.is_available():
+    pytest.skip("there is a GPU: tests/gpu runs the compiled kernels", allow_module_level=True)
+pytest.importorskip("triton", reason="triton is not installed")
+
+from draftd.client.device.carrier import Carrier  # noqa: E402
+from draftd.client.drafter import Drafter  # noqa: E402
+from draftd.drafter.device import DeviceDrafts  # noqa: E402
+from draftd.drafter.drafts import Drafts  # noqa: E402
+from draftd.drafter.ops.collect.gpu import NEW_TOKENS, RING  # noqa: E402
+
+
+class Told:
+    """Stands in for a Drafter: what each request was told."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[int, list[int]] = {}
+        self.finished: list[tuple[int, bool, int | None, list[int]]] = []
+        self.drafts: list[tuple[list[int], list[int]]] = []
+
+    def append(self, row: int, tokens: Any) -> None:
+        self.tokens.setdefault(row, []).extend(np.asarray(tokens).tolist())
+
+    def finish(self, row: int, discard: bool, *, length: int | None) -> None:
+        self.finished.append((row, discard, length, self.tokens.pop(row, [])))
+
+    def observe(self, rows: Any, drafts: Drafts) -> None:
+        self.drafts.append((rows.tolist(), drafts.counts.tolist()))
+
+
+class Engine:
+    """Three rows of 300 tokens, and their carrier, which the test drains by hand."""
+
+    def __init__(self) -> None:
+        self.told = Told()
+        self.tokens = torch.arange(900, dtype=torch.int32).view(3, 300)
+        self.lengths = torch.tensor([10, 20, 30], dtype=torch.int32)
+        self.carrier = Carrier(cast(Drafter, self.told), threading.RLock(), self.tokens, self.lengths, 3, 5)
+        self.carrier._thread = threading.Thread()
+        self.drafts = DeviceDrafts.empty(3, 5, "cpu")
+        for row in range(3):
+            self.carrier.begin(row, int(self.lengths[row]))
+
+    def step(self, rows: list[int], drain: bool = True) -> None:
+        of_rows = torch.tensor(rows, dtype=torch.int32)
+        drafts = self.drafts
+        n = len(rows)
+        part = DeviceDrafts(
+            drafts.tokens[:n], drafts.probabilities[:n], drafts.counts[:n], drafts.source[:n], drafts.match_length[:n],
+            drafts.occurrences[:n], drafts.version[:n],
+        )  # fmt: skip
+        self.carrier.launch(of_rows, part)
+        if drain:
+            self.carrier._drain()
+
+
+def test_new_tokens_come_once_and_in_order() -> None:
+    engine = Engine()
+    engine.lengths += torch.tensor([3, 0, 1])
+    engine.step([2, 0, 1])
+    engine.lengths[0] += 2
+    engine.step([0])
+    assert engine.told.tokens == {0: [10, 11, 12, 13, 14], 2: [630]}
+    assert engine.told.drafts[0][0] == [2, 0, 1]
+
+
+def test_more_tokens_than_a_launch_carries_come_with_the_next() -> None:
+    engine = Engine()
+    engine.lengths[0] = 10 + 2 * NEW_TOKENS + 5
+    for _ in range(3):
+        engine.step([0])
+    assert engine.told.tokens[0] == list(range(10, 10 + 2 * NEW_TOKENS + 5))
+
+
+def test_rows_that_there_are_not_are_passed_over() -> None:
+    engine = Engine()
+    engine.lengths[1] += 1
+    engine.step([-1, 1, 77])
+    assert engine.told.tokens == {1: [320]}
+
+
+def test_request_ends_when_its_last_tokens_have_come() -> None:
+    engine = Engine()
+    engine.carrier.finish(0, 13, False)
+    assert engine.told.finished == []
+    engine.lengths[0] = 13
+    engine.step([0])
+    assert engine.told.finished == [(0, False, 13, [10, 11, 12])]
+
+
+def test_tokens_of_the_request_before_are_not_the_next_ones() -> None:
+    """The row is given on while a launch of the request before it is not read yet."""
+    engine = Engine()
+    engine.lengths[0] = 12
+    engine.step([0], drain=False)
+    engine.carrier.finish(0, None, False)
+    engine.carrier.end(0)
+    engine.lengths[0] = 50
+    engine.carrier.begin(0, 50)
+    engine.lengths[0] = 51
+    engine.step([0])
+    assert engine.told.finished == [(0, False, None, [])]
+    assert engine.told.tokens == {0: [50]}
+
+
+def test_launches_that_were_overwritten_end_what_they_concerned() -> None:
+    engine = Engine()
+    for _ in range(RING + 2):
+        engine.lengths[0] += 1
+        engine.step([0], drain=False)
+    engine.lengths[1] += 1
+    engine.step([0, 1])
+    assert engine.carrier.overruns > 0
+    assert 0 not in engine.told.tokens, "tokens are missing in between: nothing more is told of it"
+    engine.lengths[1] += 1
+    engine.step([1])
+    assert engine.told.tokens[1][-1] == 321
+
+
+def test_a_finished_row_is_told_of_no_more() -> None:
+    engine = Engine()
+    engine.carrier.finish(0, 10, True)
+    engine.lengths[0] = 12
+    engine.step([0])
+    assert engine.told.finished == [(0, True, 10, [])]
+    assert engine.told.tokens == {}
