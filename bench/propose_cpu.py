@@ -74,7 +74,7 @@ def core(workload: Workload, max_length: int) -> Figures:
             if not corpus.settle():
                 raise SystemExit("the corpus did not settle")
             contexts = len(workload.contexts)
-            block = RowBlock.open(corpus.attach_rows("bench", contexts, max_length, ["default"]))
+            block = RowBlock.open(corpus.rows.attach("bench", contexts, max_length, ["default"]))
             for slot, context in enumerate(workload.contexts):
                 block.start(slot, f"context-{slot}", context, len(context), 0, False)
             reader = IndexReader.open(corpus.control_spec(), {"default": corpus.index_spec("default")}, block)

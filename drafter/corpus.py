@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftd.drafter import rowpoll
+from draftd.drafter.attached_rows import AttachedRows
 from draftd.drafter.calibration import Calibration
 from draftd.drafter.corpus_config import CorpusConfig
 from draftd.drafter.documents import NO_TOKENS, Document, Documents, IngestResult
@@ -34,7 +35,6 @@ from draftd.drafter.records import Comparison, NamespaceInfo, RowContext, Stored
 from draftd.drafter.refresh_cycle import RefreshCycle
 from draftd.drafter.segments import RefreshStat, Segments
 from draftd.drafter.shm import SharedBlock, ShmDir
-from draftd.drafter.stats import EngineStats
 
 if TYPE_CHECKING:
     from draftd.drafter.device_indexes import DeviceIndexes
@@ -55,6 +55,9 @@ class Corpus(RefreshCycle):
         keeper: Told of all that has to outlive the process.
         indexes: Where the indexes are; None: where the configuration says.
 
+    Attributes:
+        rows: The row blocks of engines that map.
+
     Raises:
         OSError: The shared memory cannot be made.
         InvalidArgument, ResourceExhausted: The configured device is not there, or has not that much memory.
@@ -73,9 +76,7 @@ class Corpus(RefreshCycle):
         self._epochs.beat()
         self._indexes = indexes or _indexes_of(self.config, self._dir.path, control, self._epochs)
         self._namespaces: dict[str, Namespace] = {}
-        self._blocks: dict[str, rowpoll.PolledRows] = {}
-        # Of engines that have left: what they learned last is still to be taken, which only a refresh may do.
-        self._leaving: list[rowpoll.PolledRows] = []
+        self.rows = AttachedRows(self._dir.path, self._epochs, self._ingest_polled, self.commit_owned)
         self._lock = Lock()
         self._executor = ThreadPoolExecutor(1, "draftd-merge")
         self._lags: deque[float] = deque(maxlen=_MAX_LAGS)
@@ -115,7 +116,7 @@ class Corpus(RefreshCycle):
             namespace.segments.wait_merged()
         row = np.arange(40, dtype=np.int32) % 16
         self._indexes.warm_up(name, row)
-        self._calibrate([namespace], [])
+        self._calibrate([namespace])
         self._indexes.remove(name)
         namespace.index.close()
 
@@ -123,10 +124,9 @@ class Corpus(RefreshCycle):
         """See RefreshCycle."""
         self._epochs.beat()
         with self._lock:
-            blocks = list(self._blocks.values())
             namespaces = list(self._namespaces.values())
-        polled = [(block, block.poll(self._ingest_polled)) for block in blocks]
-        self._calibrate(namespaces, blocks)
+        polled = self.rows.poll()
+        self._calibrate(namespaces)
         for namespace in namespaces:
             with namespace.lock:
                 arrivals, namespace.arrivals = namespace.arrivals, []
@@ -137,17 +137,13 @@ class Corpus(RefreshCycle):
                 self.refresh_failure = error
             now = time.perf_counter()
             self._lags.extend(now - t for t in arrivals)
-        for block, seen in polled:
-            block.mark_visible(seen)
+        self.rows.mark_visible(polled)
 
-    def _calibrate(self, namespaces: Sequence[Namespace], blocks: Sequence[rowpoll.PolledRows]) -> None:
+    def _calibrate(self, namespaces: Sequence[Namespace]) -> None:
         """Takes in what readers have learned."""
         learned: dict[str, list[NDArray[np.float32]]] = {}
-        with self._lock:
-            leaving, self._leaving = self._leaving, []
-        for block in (*blocks, *leaving):
-            for name, delta in block.take_learned():
-                learned.setdefault(name, []).append(delta)
+        for name, delta in self.rows.take_learned():
+            learned.setdefault(name, []).append(delta)
         now = time.monotonic()
         for namespace in namespaces:
             calibration = namespace.calibration
@@ -606,47 +602,6 @@ class Corpus(RefreshCycle):
     def device_bytes(self) -> dict[str, int]:
         """Bytes of GPU memory by part: indexes, free for others, working memory; empty without a GPU."""
         return self._indexes.device_bytes()
-
-    def attach_rows(self, attachment_id: str, max_rows: int, max_length: int, namespaces: list[str]) -> BlockSpec:
-        """Makes a row block for an engine that maps, and reads it at each refresh from now on.
-
-        Args:
-            namespaces: The namespaces that its rows may name by position.
-
-        Raises:
-            OSError: There is no room for it.
-        """
-        block = rowpoll.PolledRows(str(self._dir.path / f"rows-{attachment_id}"), attachment_id, max_rows, max_length, namespaces)
-        self._epochs.add_reader(attachment_id, block.rows.header)
-        with self._lock:
-            self._blocks[attachment_id] = block
-        return block.spec
-
-    def set_row_namespaces(self, attachment_id: str, namespaces: list[str]) -> None:
-        """Replaces the namespaces that an attachment's rows may name by position; known ones keep their position."""
-        self._blocks[attachment_id].namespaces = list(namespaces)
-
-    def detach_rows(self, attachment_id: str) -> int:
-        """Takes what an engine's row block still holds, commits its open documents, and answers how many they were."""
-        with self._lock:
-            block = self._blocks.pop(attachment_id)
-            self._leaving.append(block)
-        block.poll(self._ingest_polled)
-        self._epochs.remove_reader(attachment_id)
-        block.unlink()
-        return self.commit_owned(attachment_id)
-
-    def row_stats(self, attachment_id: str) -> EngineStats:
-        """The counters that an engine keeps in its row block."""
-        return self._blocks[attachment_id].rows.stats.snapshot()
-
-    def rows_in_use(self, attachment_id: str) -> int:
-        """Rows of an attachment that hold a request that goes on."""
-        return self._blocks[attachment_id].rows_in_use
-
-    def row_errors(self, attachment_id: str) -> int:
-        """Rows of an attachment that the service refused to take."""
-        return self._blocks[attachment_id].errors
 
     def _ingest_polled(
         self,

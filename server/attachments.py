@@ -139,7 +139,7 @@ class Attachments:
             caller=CALLER.get(),
         )
         if transport == MAPPED:
-            attachment.row_block = self._corpus.attach_rows(attachment.id, engine.max_rows, engine.max_length, attachment.namespaces)
+            attachment.row_block = self._corpus.rows.attach(attachment.id, engine.max_rows, engine.max_length, attachment.namespaces)
             if self.memory is not None and engine.device_uuid:
                 attachment.ticket = self.memory.grant(attachment.id, engine.device_uuid, attachment.namespaces)
         else:
@@ -185,7 +185,7 @@ class Attachments:
         if new:
             attachment.namespaces += new
             if attachment.transport == MAPPED:
-                self._corpus.set_row_namespaces(attachment.id, attachment.namespaces)
+                self._corpus.rows.set_namespaces(attachment.id, attachment.namespaces)
 
     def ensure_namespaces(self, engine: Engine, names: list[str] | tuple[str, ...]) -> None:
         """Creates or checks namespaces, those that exist first: one that does not fit is refused before any is created.
@@ -227,7 +227,7 @@ class Attachments:
     def refresh_stats(self, attachment: Attachment) -> None:
         """Copies what a MAPPED engine counted in its block; nothing to do for others."""
         if attachment.transport == MAPPED:
-            attachment.stats.words[:] = self._corpus.row_stats(attachment.id).words
+            attachment.stats.words[:] = self._corpus.rows.stats(attachment.id).words
 
     async def detach(self, attachment: Attachment) -> int:
         """Ends an attachment and commits its open documents; answers their number, 0 if it has ended already."""
@@ -240,7 +240,7 @@ class Attachments:
             self.refresh_stats(attachment)
             if self.memory is not None and attachment.ticket:
                 self.memory.revoke(attachment.ticket, attachment.id)
-            committed += await asyncio.get_running_loop().run_in_executor(None, self._corpus.detach_rows, attachment.id)
+            committed += await asyncio.get_running_loop().run_in_executor(None, self._corpus.rows.detach, attachment.id)
         tensors = attachment.tensors or attachment.device_tensors
         if tensors is not None:
             await close_tensors(tensors)

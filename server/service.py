@@ -281,7 +281,7 @@ class Service:
         return warnings
 
     def _rows_in_use(self, attachment: Attachment) -> int:
-        return len(attachment.rows) if attachment.rows is not None else self.corpus.rows_in_use(attachment.id)
+        return len(attachment.rows) if attachment.rows is not None else self.corpus.rows.in_use(attachment.id)
 
     def restored(self) -> str:
         """What the start brought back, for people; empty if it was nothing."""

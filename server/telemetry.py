@@ -85,7 +85,7 @@ class Telemetry:
         for attachment in self._attachments:
             self._attachments.refresh_stats(attachment)
             if attachment.transport == MAPPED:
-                self._errors_of[attachment.id] = self._corpus.row_errors(attachment.id)
+                self._errors_of[attachment.id] = self._corpus.rows.errors(attachment.id)
             self._folded[attachment.id].fold_into(self._metrics, attachment.namespace, attachment.transport)
         for namespace, folded in self._unattached.items():
             folded.fold_into(self._metrics, namespace, INLINE)

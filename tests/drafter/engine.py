@@ -23,7 +23,7 @@ class Engine:
     rows: RowBlock = field(init=False)
 
     def __post_init__(self) -> None:
-        self.rows = RowBlock.open(self.corpus.attach_rows("engine", 2, 64, ["one", "two"]))
+        self.rows = RowBlock.open(self.corpus.rows.attach("engine", 2, 64, ["one", "two"]))
 
     def start(
         self, slot: int, document_id: str, prompt: list[int], output: Sequence[int] = (), namespace: int = 0, private: bool = False
@@ -40,7 +40,7 @@ class Engine:
 
     @property
     def errors(self) -> int:
-        return self.corpus.row_errors("engine")
+        return self.corpus.rows.errors("engine")
 
     @staticmethod
     def beside_a_corpus() -> Engine:

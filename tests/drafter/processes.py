@@ -159,7 +159,7 @@ def write(specs: Connection, told: Connection, last: Any) -> None:
     """A writer that runs until it is killed: sends the specs of its blocks, then of each version what it holds."""
     corpus = Corpus(CONFIG)
     feeder = Feeder(corpus, lambda number, parts: told.send((number, parts)))
-    specs.send((corpus.control_spec(), corpus.index_spec(NAME), corpus.attach_rows("reader", 4, 64, [NAME])))
+    specs.send((corpus.control_spec(), corpus.index_spec(NAME), corpus.rows.attach("reader", 4, 64, [NAME])))
     while True:
         feeder.step()
         last.value = feeder.last_document

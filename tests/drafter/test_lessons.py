@@ -75,7 +75,7 @@ def test_what_the_services_own_drafts_teach_is_in_force_after_a_refresh(corpus: 
 
 def test_what_an_engine_learns_in_its_row_block_is_merged(corpus: Corpus) -> None:
     """The mapped path: the engine drafts by itself and the service reads what it has learned."""
-    block = RowBlock.open(corpus.attach_rows("engine", 4, 64, ["n"]))
+    block = RowBlock.open(corpus.rows.attach("engine", 4, 64, ["n"]))
     block.start(0, "d", ints([3, 4, 5]), 3, 0, False)
     reader = IndexReader.open(corpus.control_spec(), {"n": corpus.index_spec("n")}, block)
     reader.learn_into("n", block.learned(0, reserve=True))

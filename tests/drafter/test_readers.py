@@ -79,7 +79,7 @@ def _start(corpus: Corpus, folder: Path, count: int, wanted: int) -> tuple[Feede
         Reader(
             folder,
             f"reader-{i}",
-            (corpus.control_spec(), corpus.index_spec(NAME), corpus.attach_rows(f"r{i}", 4, 64, [NAME])),
+            (corpus.control_spec(), corpus.index_spec(NAME), corpus.rows.attach(f"r{i}", 4, 64, [NAME])),
             last,
             wanted,
         )

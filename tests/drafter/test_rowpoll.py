@@ -33,7 +33,7 @@ def test_slot_that_is_being_filled_is_left_alone(engine: Engine) -> None:
 
 def test_slot_reused_while_it_is_read_is_not_taken(engine: Engine) -> None:
     """Fault to guard against: tokens of the new request under the old one's id."""
-    block = engine.corpus._blocks["engine"]
+    block = engine.corpus.rows._blocks["engine"]
     engine.start(0, "old", [], [10, 11])
     taken: list[tuple[str, list[int]]] = []
 
@@ -61,7 +61,7 @@ def test_slot_reused_while_it_is_read_is_not_taken(engine: Engine) -> None:
 
 
 def test_what_was_seen_of_an_old_request_is_not_shown_for_a_new_one(engine: Engine) -> None:
-    block = engine.corpus._blocks["engine"]
+    block = engine.corpus.rows._blocks["engine"]
     engine.start(0, "old", [], [10, 11])
     engine.rows.finish(0)
     seen = block.poll(engine.corpus._ingest_polled)
@@ -180,17 +180,17 @@ def test_detach_takes_what_is_left_and_commits_it(engine: Engine) -> None:
     engine.rows.append(0, ints([12]))
     engine.start(1, "unseen", [], [20])
     engine.start(2, "secret", [], [30], private=True)
-    assert engine.corpus.detach_rows("engine") == 2
+    assert engine.corpus.rows.detach("engine") == 2
     assert engine.held() == {"seen": [10, 11, 12], "unseen": [20]}
 
 
 def test_engines_do_not_touch_each_others_open_documents(engine: Engine) -> None:
-    other = RowBlock.open(engine.corpus.attach_rows("other", 2, 64, ["one"]))
+    other = RowBlock.open(engine.corpus.rows.attach("other", 2, 64, ["one"]))
     engine.start(0, "d", [], [10, 11])
     engine.corpus.refresh()
     other.start(0, "d", ints([10, 11, 12]), 0, 0, False)
     engine.corpus.refresh()
-    assert engine.corpus.row_errors("other") == 1
+    assert engine.corpus.rows.errors("other") == 1
     assert engine.errors == 0
     other.finish(0, discard=True)
     engine.rows.finish(0)

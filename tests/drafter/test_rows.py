@@ -107,7 +107,7 @@ def test_rows_go_to_their_namespace(engine: Engine) -> None:
 
 def test_namespace_added_later(engine: Engine) -> None:
     engine.corpus.ensure_namespace("three", 100)
-    engine.corpus.set_row_namespaces("engine", ["one", "two", "three"])
+    engine.corpus.rows.set_namespaces("engine", ["one", "two", "three"])
     engine.start(0, "d", [], [10, 11], namespace=2)
     engine.rows.finish(0)
     engine.corpus.refresh()
@@ -190,6 +190,6 @@ def test_longest_id(engine: Engine) -> None:
 
 def test_counters_are_shared(engine: Engine) -> None:
     engine.rows.stats.count_proposal(3, 12)
-    assert engine.corpus.row_stats("engine").rows[0] == 3
+    assert engine.corpus.rows.stats("engine").rows[0] == 3
     engine.rows.beat()
-    assert engine.corpus._blocks["engine"].rows.header[layout.ROWS_HEARTBEAT_NS] > 0
+    assert engine.corpus.rows._blocks["engine"].rows.header[layout.ROWS_HEARTBEAT_NS] > 0

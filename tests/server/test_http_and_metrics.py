@@ -89,7 +89,7 @@ def test_counters_do_not_fall_when_attachments_leave(service: RunningService) ->
     service.propose([pb.Row(document_id="leaves", tokens=REFRAIN[:6], prompt_length=6)], inline)
     service.propose([pb.Row(document_id="leaves", offset=6, tokens=REFRAIN[6:9])], inline)
     # What a mapped engine counts in its block, written here as its client would.
-    rows = service.service.corpus._blocks[mapped].rows
+    rows = service.service.corpus.rows._blocks[mapped].rows
     rows.stats.count_proposal(3, 12.0)
     rows.stats.count_fail_open("timeout")
     during = _counters(service)

@@ -281,7 +281,7 @@ def test_host_without_memory_is_told_apart_from_a_defect(service: RunningService
         raise OSError(errno.ENOSPC, "secret path")
 
     with monkeypatch.context() as patch:
-        patch.setattr(service.service.corpus, "attach_rows", full)
+        patch.setattr(service.service.corpus.rows, "attach", full)
         code, message = error_of(lambda: service.attach("no-room", transport=pb.TRANSPORT_MAPPED, layout_version=LAYOUT_VERSION))
     assert (code, "secret" in message) == ("RESOURCE_EXHAUSTED", False)
     _detach(service, service.attach("no-room").attachment_id)
