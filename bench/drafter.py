@@ -12,17 +12,21 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import triton
+import triton.language as tl
 from numpy.typing import NDArray
 
 from bench import peers, workload
 from bench.machine import parser, report
 from bench.peers import suffix_gpu
 from draftd.drafter.device import DeviceDrafter, DeviceDrafts, Launch
+from draftd.drafter.device_calibrated import COMPLETE_LEVELS, MOST_SEARCHES, DeviceCalibrated, DeviceLessons
 from draftd.drafter.device_index import DeviceIndex, DeviceShape
 from draftd.drafter.index import Version
 from draftd.drafter.ops.merge.gpu import fill_buckets
 from draftd.drafter.ops.sort.gpu import sort_text
 from draftd.drafter.params import DraftParams
+from draftd.drafter.policy import shipped_prior
 
 BATCHES = (1, 8, 32, 128, 256, 512)
 DEPTH = 64
@@ -33,6 +37,8 @@ DEVICE_ROWS = 4096
 CONTEXTS = 512
 PARAMS_K = 16
 MATCH_DEPTH = 24
+SEARCHES = ((MOST_SEARCHES, COMPLETE_LEVELS), (2, 1), (1, 0))
+"""How often drafts by the rule `calibrated` may search, and of how many levels they must have all occurrences."""
 
 
 def corpus_text(tokens: int, kind: str) -> torch.Tensor:
@@ -126,6 +132,49 @@ def draft_us(
     return graph_us(lambda i: drafter.propose(tokens, lengths, rows[i], namespaces, out))
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def chase(links: torch.Tensor, start: int, out: torch.Tensor, STEPS: tl.constexpr) -> None:
+    """One thread follows links: each load waits for the one before."""
+    at = start
+    for _ in range(STEPS):
+        at = tl.load(links + at)
+    tl.store(out, at)
+
+
+def load_latency_ns(byte_size: int, steps: int = 2048) -> float:
+    """Nanoseconds that a load takes that waits for another, over that much memory, in a random order.
+
+    Up to 256 calls, each for other lines, are 64 MiB of lines: more than a cache keeps from one replay to the next.
+    """
+    lines = byte_size // 128
+    order = torch.randperm(lines, device="cuda", dtype=torch.int32) * 32
+    links = torch.zeros(byte_size // 4, dtype=torch.int32, device="cuda")
+    links[order.long()] = order.roll(-1)
+    out = torch.zeros(1, dtype=torch.int32, device="cuda")
+    starts = order[::steps][:256].tolist()
+    return 1000 * graph_us(lambda i: chase[(1,)](links, starts[i], out, STEPS=steps, num_warps=1), calls=len(starts), repeats=3) / steps
+
+
+def calibrated_us(
+    index: DeviceIndex, buffer: tuple[torch.Tensor, torch.Tensor, torch.Tensor], batch: int, searches: int, complete_levels: int
+) -> tuple[float, float]:
+    """Microseconds of a draft by the rule `calibrated` for `batch` rows, what it learns from included, and tokens drafted a row."""
+    tokens, lengths, namespaces = buffer
+    params = DraftParams(k=PARAMS_K)
+    drafter = DeviceCalibrated(
+        index.arena, index.headers, max_batch=batch, max_row_tokens=tokens.shape[1], params=params,
+        searches=searches, complete_levels=complete_levels,
+    )  # fmt: skip
+    out, lessons = DeviceDrafts.empty(batch, params.k, "cuda"), DeviceLessons.empty(batch, params.k, "cuda")
+    calibration = torch.from_numpy(shipped_prior().copy()).cuda()
+    rows = row_choices(buffer, batch)
+    drafted = 0.0
+    for choice in rows:
+        drafter.propose(tokens, lengths, choice, namespaces, out, calibration, lessons)
+        drafted += float(out.counts.float().mean()) / len(rows)
+    return graph_us(lambda i: drafter.propose(tokens, lengths, rows[i], namespaces, out, calibration, lessons)), drafted
+
+
 def row_choices(buffer: tuple[torch.Tensor, torch.Tensor, torch.Tensor], batch: int) -> list[torch.Tensor]:
     """For each draft of a graph, other rows of the buffer: int32 [batch]."""
     generator = torch.Generator("cuda").manual_seed(batch)
@@ -190,6 +239,11 @@ def main() -> None:
             for factor in (1.0, 4.0):
                 figures = [draft_us(index, buffer, b, factor) for b in BATCHES]
                 rows.append([f"{size // 1_000_000}M tokens, {kind}, spec factor {factor:.0f}", *figures])
+            for searches, levels in SEARCHES:
+                measured = [calibrated_us(index, buffer, b, searches, levels) for b in BATCHES]
+                name = f"{size // 1_000_000}M tokens, {kind}, calibrated, {searches} searches, {levels} levels"
+                rows.append([name, *(us for us, _ in measured)])
+                notes.append(f"{name}: {measured[-1][1]:.1f} tokens drafted a row of {BATCHES[-1]}")
             notes.append(f"{size // 1_000_000}M {kind}: {index.byte_size / size:.1f} bytes a token")
             if size <= 16_000_000 and kind == "alike":
                 long = [np.resize(np.concatenate(contexts), 131_072 - 7 * i).astype(np.int32) for i in range(64)]
@@ -197,6 +251,8 @@ def main() -> None:
                 notes.append(f"contexts of 131,072 tokens, batch 64, spec factor 1: {figure:.1f} us")
             del index
             torch.cuda.empty_cache()
+    latencies = " / ".join(f"{load_latency_ns(size << 20):.0f}" for size in (1, 16, 1024))
+    notes.append(f"a load that waits for another, over 1 / 16 / 1,024 MiB: {latencies} ns")
     rows += peer_rows(arguments.corpus[0], buffer, 1.0)
     report("GPU drafter", ["corpus", *(f"batch {b}" for b in BATCHES)], rows, arguments.json, notes)
 

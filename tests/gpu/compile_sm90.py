@@ -16,11 +16,13 @@ from triton.runtime.jit import JITFunction
 
 from draftd.client.vllm.kernels import pick_rows, spread_drafts
 from draftd.drafter.device import DeviceDrafter, DeviceDrafts
+from draftd.drafter.device_calibrated import DeviceCalibrated, DeviceLessons
 from draftd.drafter.device_index import DeviceIndex, DeviceShape
 from draftd.drafter.ops.collect.gpu import collect_rows
 from draftd.drafter.ops.merge.gpu import fill_buckets, merge
 from draftd.drafter.ops.sort.gpu import sort_positions
 from draftd.drafter.params import DraftParams
+from draftd.drafter.policy import CALIBRATION_WORDS
 
 BATCHES = (1, 128, 256, 512)
 """One for each way in which a batch is spread; see Launch.of."""
@@ -78,6 +80,13 @@ def main() -> None:
             index.arena, index.headers, max_batch=batch, max_row_tokens=4096, params=params, control=memory.control, pins=pins
         )
         shared.propose(tokens, words[0], words[1], words[2], DeviceDrafts.empty(batch, params.k, "cpu"))
+    for lessons in (None, DeviceLessons.empty(1, 16, "cpu")):
+        calibrated = DeviceCalibrated(
+            index.arena, index.headers, max_batch=1, max_row_tokens=4096, params=DraftParams(k=16),
+            control=None if lessons is None else index.memory.control, pins=torch.zeros(64, dtype=torch.int64),
+        )  # fmt: skip
+        row, words, out = torch.zeros((1, 4096), dtype=torch.int32), torch.ones(1, dtype=torch.int32), DeviceDrafts.empty(1, 16, "cpu")
+        calibrated.propose(row, words, words, words, out, torch.zeros(CALIBRATION_WORDS), lessons)
     positions = torch.from_numpy(np.arange(2048, dtype=np.int32))
     for count in (64, 2048):
         sort_positions(index.text, positions[:count], 64, 128_256)

@@ -1,0 +1,167 @@
+"""Drafting by the rule `calibrated` on a GPU: chains over an engine's own token buffer, in two launches.
+
+Beside draftd.drafter.device, which drafts by the rule `tree`. What it learns from is on the device too; learning itself is the host's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from draftd.drafter.device import DeviceDrafts, Launch
+from draftd.drafter.device_layout import LOCUS_LENGTHS, MAX_ROW_TOKENS, ROW_RECORD_WORDS, SEGMENTS
+from draftd.drafter.lessons import Learned, Lesson
+from draftd.drafter.ops.calibrated.cpu_mixer import EVIDENCE_FLOATS, EVIDENCE_INTS, VOTE_COUNT
+from draftd.drafter.ops.calibrated.gpu import draft_calibrated
+from draftd.drafter.ops.calibrated.gpu_levels import HELD, SHORT_LENGTHS, WORK_WORDS
+from draftd.drafter.ops.search.gpu import match_rows
+from draftd.drafter.ops.warp import INTERPRETED
+from draftd.drafter.params import DraftParams
+from draftd.drafter.policy import CALIBRATION_WORDS, REACH
+
+_PROBES = 8
+"""Places that a search for the tail of a draft probes at once."""
+_BACK = 32
+MOST_SEARCHES = 6
+COMPLETE_LEVELS = 2
+_REGISTERS = 255
+# A kernel's launch overlaps with the kernel before it; the interpreter does not know the word.
+_EARLY = {} if INTERPRETED else {"launch_pdl": True}
+
+
+@dataclass(slots=True)
+class DeviceLessons:
+    """What drafts were decided from, on the device: ints int32 [n, k + 1, EVIDENCE_INTS]; floats float32 [n, k + 1, EVIDENCE_FLOATS]; see
+    draftd.drafter.ops.calibrated.cpu_mixer."""
+
+    ints: torch.Tensor
+    floats: torch.Tensor
+
+    @staticmethod
+    def empty(n: int, k: int, device: torch.device | str) -> DeviceLessons:
+        """Lessons of n drafts of at most k tokens, none looked at."""
+        ints = torch.zeros((n, k + 1, EVIDENCE_INTS), dtype=torch.int32, device=device)
+        ints[:, :, VOTE_COUNT] = -1
+        return DeviceLessons(ints, torch.zeros((n, k + 1, EVIDENCE_FLOATS), dtype=torch.float32, device=device))
+
+    def numpy(self, drafts: DeviceDrafts, learned: Learned | None) -> Lesson:
+        """A copy on the host, to learn from. Waits for the device.
+
+        Args:
+            drafts: What was drafted with them.
+            learned: Where what they teach goes; None: nowhere.
+        """
+        lesson = Lesson.unset(drafts.numpy(), learned)
+        lesson.parents[:] = torch.arange(-1, lesson.parents.shape[1] - 1, dtype=torch.int32).numpy()
+        lesson.parents[lesson.drafts.tokens < 0] = -1
+        lesson.ints, lesson.floats = self.ints.cpu().numpy(), self.floats.cpu().numpy()
+        return lesson
+
+
+class DeviceCalibrated:
+    """Drafts chains for batches of at most `max_batch` rows of one token buffer. One stream at a time may use it.
+
+    Args:
+        arena: int32 [a]; headers: int64 [namespaces, DEVICE_HEADER_WORDS]; see draftd.drafter.device_layout.
+        control, pins: As DeviceDrafter takes them.
+        max_batch: Most rows of a batch.
+        max_row_tokens: Most tokens of a row: the buffer's second dimension.
+        params: How to draft; `branches` is taken as 1.
+        launch: How to spread the first launch; chosen by batch size if None.
+        compiled_k: The kernels are compiled for at least so many draft tokens.
+        searches: How often a draft may look for what it follows, the first time included; complete_levels: it does so where the source
+            that matches longest has not all occurrences of its longest level and so many below, 0 to 3. Less takes less time, and drafts
+            a little worse.
+    """
+
+    def __init__(
+        self, arena: torch.Tensor, headers: torch.Tensor, *, max_batch: int, max_row_tokens: int, params: DraftParams,
+        launch: Launch | None = None, compiled_k: int = 2, searches: int = MOST_SEARCHES, complete_levels: int = COMPLETE_LEVELS,
+        control: torch.Tensor | None = None, pins: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
+        if not 1 <= max_row_tokens < MAX_ROW_TOKENS:
+            raise ValueError(f"max_row_tokens is {max_row_tokens}; it must be in [1, {MAX_ROW_TOKENS})")
+        if not params.use_local and not params.use_corpus:
+            raise ValueError("use_local and use_corpus are both false: there is nothing to draft from")
+        self.arena, self.headers, self.params = arena, headers, params
+        self.max_batch, self.max_row_tokens, self._launch = max_batch, max_row_tokens, launch
+        device = arena.device
+        self._control, self._pins = (headers, headers) if control is None or pins is None else (control, pins)
+        self._pinned = control is not None and pins is not None
+        self._searches, self._complete_levels = searches, complete_levels
+        self._k = triton.next_power_of_2(max(compiled_k, params.k))
+
+        def ints(*shape: int) -> torch.Tensor:
+            return torch.zeros(shape, dtype=torch.int32, device=device)
+
+        self._loci = ints(max_batch, SEGMENTS, LOCUS_LENGTHS, 2)
+        self._hits = ints(max_batch, 2, max_row_tokens)
+        self._hit_counts = ints(max_batch, 2)
+        self._histograms = ints(max_batch, 64)
+        self._records = torch.zeros((max_batch, ROW_RECORD_WORDS), dtype=torch.int64, device=device)
+        self._work = ints(max_batch, WORK_WORDS)
+        self._places = torch.zeros((max_batch, HELD), dtype=torch.int64, device=device)
+        self._no_lessons = DeviceLessons(ints(1), torch.zeros(1, dtype=torch.float32, device=device))
+        if device.type == "cuda":
+            # Whichever stream drafts first finds the zeros.
+            torch.cuda.current_stream(device).synchronize()
+
+    def propose(
+        self, tokens: torch.Tensor, lengths: torch.Tensor, rows: torch.Tensor, namespaces: torch.Tensor, out: DeviceDrafts,
+        calibration: torch.Tensor, lessons: DeviceLessons | None = None,
+    ) -> None:  # fmt: skip
+        """Drafts for rows of the engine's buffer, on the current stream.
+
+        Args:
+            tokens: int32 [rows, max_row_tokens], second dimension contiguous; lengths: int32 or int64 [rows].
+            rows: int32 or int64 [batch]; row of the buffer of each row of the batch.
+            namespaces: int32 [rows]; index of the header, -1 to draft from the row's own tokens only.
+            out: Drafts for the batch; overwritten.
+            calibration: float32 [CALIBRATION_WORDS]; or [namespaces, CALIBRATION_WORDS], one of each namespace; rows without one take
+                the first.
+            lessons: Of the batch; out: what was looked at, so that it can be learned from.
+
+        What the tensors hold is not trusted: rows outside the buffer are empty, lengths are cut to it, and a namespace that there is
+        not, or a token that no index holds, matches nothing.
+
+        Raises:
+            ValueError: A shape or dtype does not fit.
+        """
+        batch, k = out.tokens.shape
+        if batch > self.max_batch or rows.shape[0] != batch or k != self.params.k:
+            raise ValueError(f"out is for {batch} rows and k={k}; rows has {rows.shape[0]}, at most {self.max_batch}, k={self.params.k}")
+        if tokens.dtype != torch.int32 or tokens.stride(1) != 1 or tokens.shape[1] > self.max_row_tokens:
+            raise ValueError(f"tokens must be int32 [rows, <= {self.max_row_tokens}] with contiguous rows")
+        if lengths.shape[0] != tokens.shape[0] or namespaces.shape[0] != tokens.shape[0]:
+            raise ValueError(f"lengths has {lengths.shape[0]} rows and namespaces {namespaces.shape[0]}; tokens has {tokens.shape[0]}")
+        if calibration.dtype != torch.float32 or calibration.shape[-1] != CALIBRATION_WORDS or not calibration.is_contiguous():
+            raise ValueError(f"calibration must be float32 [..., {CALIBRATION_WORDS}], contiguous")
+        if lessons is not None and lessons.ints.shape[:2] != (batch, k + 1):
+            raise ValueError(f"lessons are for {tuple(lessons.ints.shape[:2])} rows and states; the batch has {(batch, k + 1)}")
+        if batch == 0:
+            return
+        launch = self._launch or Launch.of(batch, self.max_row_tokens)
+        params = self.params
+        groups = -(-SHORT_LENGTHS // launch.lengths)
+        use_corpus = params.use_corpus and self.headers.shape[0] > 0
+        shared = (self._records, self._loci, self._hits, self._hits.stride(1), self._hit_counts, self._histograms)
+        parts = launch.parts if params.use_local else 0
+        match_rows[(batch, (SEGMENTS * groups if use_corpus else 0) + parts)](
+            self.arena, self.headers, self.headers.shape[0], self._control, self._pins,
+            tokens, tokens.stride(0), tokens.shape[0], tokens.shape[1], lengths, rows, namespaces, *shared, REACH + 1, parts, groups,
+            USE_LOCAL=params.use_local, USE_CORPUS=use_corpus, PINNED=self._pinned and use_corpus,
+            LENGTHS=launch.lengths, PROBES=launch.probes, BLOCK=launch.block,
+            BACK=_BACK, num_warps=1, maxnreg=launch.search_registers, **_EARLY,
+        )  # fmt: skip
+        taught = lessons or self._no_lessons
+        draft_calibrated[(batch,)](
+            self.arena, self.headers, self._pins, tokens, rows, tokens.shape[0], namespaces, *shared,
+            calibration, calibration.numel() // CALIBRATION_WORDS,
+            self._work, self._places, k, params.tau, self._searches, self._complete_levels,
+            out.tokens, out.probabilities, out.counts, out.source, out.match_length, out.occurrences, out.version,
+            taught.ints, taught.floats,
+            USE_LOCAL=params.use_local, USE_CORPUS=use_corpus, PINNED=self._pinned and use_corpus, EVIDENCE=lessons is not None,
+            K=self._k, PROBES=_PROBES, num_warps=1, enable_fp_fusion=False, maxnreg=_REGISTERS, **_EARLY,
+        )  # fmt: skip
