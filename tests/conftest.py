@@ -1,6 +1,12 @@
-"""Triton kernels run in its interpreter where there is no GPU: to be decided before any of them is imported."""
+"""Triton kernels run in its interpreter where there is no GPU, decided before one is imported; logs are not on standard output."""
 
 import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.logs import log_to_stderr
 
 try:
     import torch
@@ -10,3 +16,5 @@ try:
 except ImportError:
     # The tests that need it skip, and say so.
     pass
+
+log_to_stderr()

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from draftd.server.logging import configure_logging
+from tests.logs import log_to_stderr
 from tests.server.harness import Process, RunningService, short_directory
 
 
@@ -27,7 +27,7 @@ def json_logs() -> Iterator[None]:
     """Logs as JSON, errors only."""
     configure_logging("error", "json")
     yield
-    structlog.reset_defaults()
+    log_to_stderr()
 
 
 @pytest.fixture(scope="session")

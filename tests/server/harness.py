@@ -19,7 +19,6 @@ from unittest import mock
 
 import grpc
 import numpy as np
-import structlog
 from google.protobuf.message import Message
 
 from draftd.proto.draftd.v1 import draftd_pb2 as pb
@@ -27,6 +26,7 @@ from draftd.proto.draftd.v1 import draftd_pb2_grpc
 from draftd.server.cli.app import run
 from draftd.server.config import ServerConfig
 from draftd.server.service import Service
+from tests.logs import log_to_stderr
 
 VOCAB = 1000
 DRAFTD = [sys.executable, "-m", "draftd.server.main"]
@@ -254,7 +254,7 @@ def draftd(*arguments: str, **environment: str) -> Result:
             return Result(int(exit_.code or 0), out.getvalue(), err.getvalue())
         finally:
             # `serve` sets logs up to go to what is standard error here.
-            structlog.reset_defaults()
+            log_to_stderr()
     raise AssertionError("the command did not exit")
 
 
