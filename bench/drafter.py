@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from bench import peers, workload
 from bench.machine import parser, report
 from bench.peers import suffix_gpu
-from draftd.drafter.device import DeviceDrafter, DeviceDrafts, Launch
+from draftd.drafter.device import DeviceDrafter, DeviceDrafts
 from draftd.drafter.device_calibrated import COMPLETE_LEVELS, MOST_SEARCHES, DeviceCalibrated, DeviceLessons
 from draftd.drafter.device_index import DeviceIndex, DeviceShape
+from draftd.drafter.device_matching import Launch
 from draftd.drafter.index import Version
 from draftd.drafter.ops.merge.gpu import fill_buckets
 from draftd.drafter.ops.sort.gpu import sort_text

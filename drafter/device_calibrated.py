@@ -10,14 +10,12 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from draftd.drafter.device import DeviceDrafts, Launch
-from draftd.drafter.device_layout import LOCUS_LENGTHS, MAX_ROW_TOKENS, ROW_RECORD_WORDS, SEGMENTS
+from draftd.drafter.device import DeviceDrafts
+from draftd.drafter.device_matching import EARLY, Launch, RowMatching
 from draftd.drafter.lessons import Learned, Lesson
 from draftd.drafter.ops.calibrated.cpu_mixer import EVIDENCE_FLOATS, EVIDENCE_INTS, VOTE_COUNT
 from draftd.drafter.ops.calibrated.gpu import draft_calibrated
 from draftd.drafter.ops.calibrated.gpu_levels import HELD, SHORT_LENGTHS, WORK_WORDS
-from draftd.drafter.ops.search.gpu import match_rows
-from draftd.drafter.ops.warp import INTERPRETED
 from draftd.drafter.params import DraftParams
 from draftd.drafter.policy import CALIBRATION_WORDS, REACH
 
@@ -27,8 +25,6 @@ _BACK = 32
 MOST_SEARCHES = 6
 COMPLETE_LEVELS = 2
 _REGISTERS = 255
-# A kernel's launch overlaps with the kernel before it; the interpreter does not know the word.
-_EARLY = {} if INTERPRETED else {"launch_pdl": True}
 
 
 @dataclass(slots=True)
@@ -81,26 +77,20 @@ class DeviceCalibrated:
         launch: Launch | None = None, compiled_k: int = 2, searches: int = MOST_SEARCHES, complete_levels: int = COMPLETE_LEVELS,
         control: torch.Tensor | None = None, pins: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
-        if not 1 <= max_row_tokens < MAX_ROW_TOKENS:
-            raise ValueError(f"max_row_tokens is {max_row_tokens}; it must be in [1, {MAX_ROW_TOKENS})")
         if not params.use_local and not params.use_corpus:
             raise ValueError("use_local and use_corpus are both false: there is nothing to draft from")
         self.arena, self.headers, self.params = arena, headers, params
-        self.max_batch, self.max_row_tokens, self._launch = max_batch, max_row_tokens, launch
         device = arena.device
-        self._control, self._pins = (headers, headers) if control is None or pins is None else (control, pins)
-        self._pinned = control is not None and pins is not None
+        self._matching = RowMatching(
+            arena, headers, control, pins, max_batch=max_batch, max_row_tokens=max_row_tokens, params=params, launch=launch,
+            max_depth=REACH + 1, searched=SHORT_LENGTHS, back=_BACK,
+        )  # fmt: skip
         self._searches, self._complete_levels = searches, complete_levels
         self._k = triton.next_power_of_2(max(compiled_k, params.k))
 
         def ints(*shape: int) -> torch.Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
-        self._loci = ints(max_batch, SEGMENTS, LOCUS_LENGTHS, 2)
-        self._hits = ints(max_batch, 2, max_row_tokens)
-        self._hit_counts = ints(max_batch, 2)
-        self._histograms = ints(max_batch, 64)
-        self._records = torch.zeros((max_batch, ROW_RECORD_WORDS), dtype=torch.int64, device=device)
         self._work = ints(max_batch, WORK_WORDS)
         self._places = torch.zeros((max_batch, HELD), dtype=torch.int64, device=device)
         self._no_lessons = DeviceLessons(ints(1), torch.zeros(1, dtype=torch.float32, device=device))
@@ -129,39 +119,23 @@ class DeviceCalibrated:
         Raises:
             ValueError: A shape or dtype does not fit.
         """
+        matching = self._matching
+        matching.check(tokens, lengths, rows, namespaces, out)
         batch, k = out.tokens.shape
-        if batch > self.max_batch or rows.shape[0] != batch or k != self.params.k:
-            raise ValueError(f"out is for {batch} rows and k={k}; rows has {rows.shape[0]}, at most {self.max_batch}, k={self.params.k}")
-        if tokens.dtype != torch.int32 or tokens.stride(1) != 1 or tokens.shape[1] > self.max_row_tokens:
-            raise ValueError(f"tokens must be int32 [rows, <= {self.max_row_tokens}] with contiguous rows")
-        if lengths.shape[0] != tokens.shape[0] or namespaces.shape[0] != tokens.shape[0]:
-            raise ValueError(f"lengths has {lengths.shape[0]} rows and namespaces {namespaces.shape[0]}; tokens has {tokens.shape[0]}")
         if calibration.dtype != torch.float32 or calibration.shape[-1] != CALIBRATION_WORDS or not calibration.is_contiguous():
             raise ValueError(f"calibration must be float32 [..., {CALIBRATION_WORDS}], contiguous")
         if lessons is not None and lessons.ints.shape[:2] != (batch, k + 1):
             raise ValueError(f"lessons are for {tuple(lessons.ints.shape[:2])} rows and states; the batch has {(batch, k + 1)}")
         if batch == 0:
             return
-        launch = self._launch or Launch.of(batch, self.max_row_tokens)
-        params = self.params
-        groups = -(-SHORT_LENGTHS // launch.lengths)
-        use_corpus = params.use_corpus and self.headers.shape[0] > 0
-        shared = (self._records, self._loci, self._hits, self._hits.stride(1), self._hit_counts, self._histograms)
-        parts = launch.parts if params.use_local else 0
-        match_rows[(batch, (SEGMENTS * groups if use_corpus else 0) + parts)](
-            self.arena, self.headers, self.headers.shape[0], self._control, self._pins,
-            tokens, tokens.stride(0), tokens.shape[0], tokens.shape[1], lengths, rows, namespaces, *shared, REACH + 1, parts, groups,
-            USE_LOCAL=params.use_local, USE_CORPUS=use_corpus, PINNED=self._pinned and use_corpus,
-            LENGTHS=launch.lengths, PROBES=launch.probes, BLOCK=launch.block,
-            BACK=_BACK, num_warps=1, maxnreg=launch.search_registers, **_EARLY,
-        )  # fmt: skip
+        matching.run(tokens, lengths, rows, namespaces)
         taught = lessons or self._no_lessons
         draft_calibrated[(batch,)](
-            self.arena, self.headers, self._pins, tokens, rows, tokens.shape[0], namespaces, *shared,
+            self.arena, self.headers, matching.pins, tokens, rows, tokens.shape[0], namespaces, *matching.found,
             calibration, calibration.numel() // CALIBRATION_WORDS,
-            self._work, self._places, k, params.tau, self._searches, self._complete_levels,
+            self._work, self._places, k, self.params.tau, self._searches, self._complete_levels,
             out.tokens, out.probabilities, out.counts, out.source, out.match_length, out.occurrences, out.version,
             taught.ints, taught.floats,
-            USE_LOCAL=params.use_local, USE_CORPUS=use_corpus, PINNED=self._pinned and use_corpus, EVIDENCE=lessons is not None,
-            K=self._k, PROBES=_PROBES, num_warps=1, enable_fp_fusion=False, maxnreg=_REGISTERS, **_EARLY,
+            USE_LOCAL=self.params.use_local, USE_CORPUS=matching.use_corpus, PINNED=matching.pinned, EVIDENCE=lessons is not None,
+            K=self._k, PROBES=_PROBES, num_warps=1, enable_fp_fusion=False, maxnreg=_REGISTERS, **EARLY,
         )  # fmt: skip

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from draftd.drafter.corpus_config import CorpusConfig
 from draftd.drafter.cuda_memory import CudaError, device_uuid
-from draftd.drafter.device import LONG_ROW_TOKENS, DeviceDrafter, DeviceDrafts
+from draftd.drafter.device import DeviceDrafter, DeviceDrafts
 from draftd.drafter.device_index import DeviceIndex, DeviceShape
+from draftd.drafter.device_matching import LONG_ROW_TOKENS
 from draftd.drafter.device_memory import DeviceMemory, Exported
 from draftd.drafter.drafts import Drafts
 from draftd.drafter.errors import FailedPrecondition, InvalidArgument

@@ -130,6 +130,10 @@ class DeviceMemory:
         """int32 elements that stretches are multiples of."""
         return self.piece_bytes // 4
 
+    def _rounded(self, elements: int) -> int:
+        """int32 elements of a stretch that has at least so many."""
+        return -(-elements // self._step) * self._step
+
     @property
     def byte_size(self) -> int:
         """Device memory that is taken for good."""
@@ -147,7 +151,7 @@ class DeviceMemory:
         Raises:
             ResourceExhausted: There is none as large.
         """
-        size = -(-elements // self._step) * self._step
+        size = self._rounded(elements)
         with self._lock:
             for i, (start, hole) in enumerate(self._holes):
                 if hole >= size and self._slots:
@@ -165,7 +169,7 @@ class DeviceMemory:
 
         What an engine has mapped stays what that engine sees: another namespace gets other memory.
         """
-        size = -(-elements // self._step) * self._step
+        size = self._rounded(elements)
         self._replace_exported(4 * start, 4 * size)
         with self._lock:
             self._slots.append(slot)

@@ -216,12 +216,9 @@ class DeviceTensors:
             pins=self._pin.words,
         )
         torch.cuda.current_stream(self._sharing.device).synchronize()
-        out = self._drafts
         with torch.cuda.stream(self._stream):
             for size in sizes:
-                columns = (out.tokens, out.probabilities, out.counts, out.source, out.match_length, out.occurrences, out.version)
-                drafts = DeviceDrafts(*(column[:size] for column in columns))
-                arguments = (self._tokens, self._lengths, self._rows[:size], self.namespaces, drafts)
+                arguments = (self._tokens, self._lengths, self._rows[:size], self.namespaces, self._drafts.first(size))
                 self._drafter.propose(*arguments)
                 self._stream.synchronize()
                 mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL

@@ -127,13 +127,14 @@ class DeviceSession:
     ) -> None:
         """Begins a request in a row, or goes on with one that was preempted, in the order of the current stream; see Drafter.start."""
         name = None if private else self._default if namespace is None else namespace
+        held = np.asarray(tokens)
         with self._lock:
             self._carrier.end(row)
-            self._drafter.start(row, tokens, document_id or uuid.uuid4().hex, namespace, private, prompt_length=prompt_length)
+            self._drafter.start(row, held, document_id or uuid.uuid4().hex, namespace, private, prompt_length=prompt_length)
             self._names[row] = name
             if not self._remapping:
                 self._namespaces[row].fill_(self.headers.get(name, -1) if name is not None else -1)
-            self._carrier.begin(row, int(np.shape(np.asarray(tokens))[0]))
+            self._carrier.begin(row, len(held))
 
     def propose(self, rows: torch.Tensor, out: DeviceDrafts | None = None) -> DeviceDrafts:
         """Drafts for rows, on the current stream; nothing waits for the host, and it can be captured.
@@ -145,7 +146,7 @@ class DeviceSession:
         Returns:
             Drafts [batch, k] on the GPU; those of rows that there are not are empty.
         """
-        drafts = out or self._first(rows.shape[0])
+        drafts = out or self._out.first(rows.shape[0])
         with torch.cuda.device(self.device):
             self._kernels.propose(self._tokens, self._lengths_of_rows, rows, self._namespaces, drafts)
         return drafts
@@ -258,13 +259,6 @@ class DeviceSession:
             self.memory.pins[PIN_MAPPED].fill_(int(mapped))
             self._namespaces.copy_(torch.tensor(headers, dtype=torch.int32))
             self._side.synchronize()
-
-    def _first(self, batch: int) -> DeviceDrafts:
-        out = self._out
-        return DeviceDrafts(
-            out.tokens[:batch], out.probabilities[:batch], out.counts[:batch], out.source[:batch], out.match_length[:batch],
-            out.occurrences[:batch], out.version[:batch],
-        )  # fmt: skip
 
     def _warm_up(self, max_batch: int) -> None:
         """Compiles the kernels for every batch size, so that no step waits for a compiler."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import Any, Protocol
 
 import torch
@@ -275,8 +274,7 @@ class DraftdSpeculator:
         """The first `places` rows to draft for and their drafts."""
         part = self._parts.get(places)
         if part is None:
-            drafts = DeviceDrafts(*(getattr(self._all, field.name)[:places] for field in fields(DeviceDrafts)))
-            part = self._parts[places] = (self._rows[:places], drafts)
+            part = self._parts[places] = (self._rows[:places], self._all.first(places))
         return part
 
     def _draft_for(self, row: int, wanted: bool) -> None:

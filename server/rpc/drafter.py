@@ -5,7 +5,6 @@ Each method converts, validates, calls the table, the rows or the core, and conv
 
 from collections.abc import AsyncIterator
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from draftd.client.wire import parameters_message
@@ -64,7 +63,7 @@ class Drafter(DrafterServiceServicer):
         self._handles = DeviceHandles(config, corpus, attachments, metrics)
         self._proposer = Proposer(config, corpus, attachments, metrics, telemetry, self._handles)
         self._shm_root = config.shm_directory()
-        self._own_blocks = Path(corpus.control_spec().handle).parent
+        self._own_blocks = corpus.directory
 
     @unary
     async def Attach(self, request: pb.AttachRequest, context: Context) -> pb.AttachResponse:

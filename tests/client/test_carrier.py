@@ -53,13 +53,7 @@ class Engine:
 
     def step(self, rows: list[int], drain: bool = True) -> None:
         of_rows = torch.tensor(rows, dtype=torch.int32)
-        drafts = self.drafts
-        n = len(rows)
-        part = DeviceDrafts(
-            drafts.tokens[:n], drafts.probabilities[:n], drafts.counts[:n], drafts.source[:n], drafts.match_length[:n],
-            drafts.occurrences[:n], drafts.version[:n],
-        )  # fmt: skip
-        self.carrier.launch(of_rows, part)
+        self.carrier.launch(of_rows, self.drafts.first(len(rows)))
         if drain:
             self.carrier._drain()
 

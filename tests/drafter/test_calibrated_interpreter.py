@@ -19,7 +19,7 @@ import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
 from draftd.drafter import policy  # noqa: E402
-from draftd.drafter.device import DeviceDrafts, Launch  # noqa: E402
+from draftd.drafter.device import DeviceDrafts  # noqa: E402
 from draftd.drafter.device_calibrated import DeviceCalibrated, DeviceLessons  # noqa: E402
 from draftd.drafter.device_layout import (  # noqa: E402
     DEVICE_DESCRIPTOR_WORDS,
@@ -32,6 +32,7 @@ from draftd.drafter.device_layout import (  # noqa: E402
     PIN_ROWS,
     TORN,
 )
+from draftd.drafter.device_matching import Launch  # noqa: E402
 from draftd.drafter.lessons import Learned  # noqa: E402
 from draftd.drafter.ops.calibrated import oracle  # noqa: E402
 from draftd.drafter.ops.calibrated.cpu_mixer import VOTE_CELLS, VOTE_COUNT, VOTE_TOKENS  # noqa: E402

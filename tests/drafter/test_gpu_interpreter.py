@@ -14,7 +14,7 @@ if torch.cuda.is_available():
 os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton", reason="triton is not installed")
 
-from draftd.drafter.device import Launch  # noqa: E402
+from draftd.drafter.device_matching import Launch  # noqa: E402
 from draftd.drafter.params import DraftParams  # noqa: E402
 from tests.gpu.cases import check_equal, check_hostile_buffer, crowded_case, make_case, propose  # noqa: E402
 

@@ -14,9 +14,10 @@ import torch
 from numpy.typing import NDArray
 
 from draftd.drafter import policy
-from draftd.drafter.device import DeviceDrafts, Launch
+from draftd.drafter.device import DeviceDrafts
 from draftd.drafter.device_calibrated import DeviceCalibrated, DeviceLessons
 from draftd.drafter.device_index import DeviceIndex, DeviceShape
+from draftd.drafter.device_matching import Launch
 from draftd.drafter.index import Version
 from draftd.drafter.lessons import Lesson
 from draftd.drafter.ops.calibrated import oracle

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from draftd.drafter.device import DeviceDrafter, DeviceDrafts, Launch
+from draftd.drafter.device import DeviceDrafter, DeviceDrafts
 from draftd.drafter.device_index import DeviceIndex, DeviceShape
+from draftd.drafter.device_matching import Launch
 from draftd.drafter.drafts import Drafts
 from draftd.drafter.index import Version
 from draftd.drafter.ops.draft import oracle

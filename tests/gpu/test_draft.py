@@ -10,7 +10,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
-from draftd.drafter.device import DeviceDrafter, DeviceDrafts, Launch  # noqa: E402
+from draftd.drafter.device import DeviceDrafter, DeviceDrafts  # noqa: E402
+from draftd.drafter.device_matching import Launch  # noqa: E402
 from draftd.drafter.params import DraftParams  # noqa: E402
 from tests.gpu.cases import Case, Ints, check_equal, check_hostile_buffer, crowded_case, make_case, propose  # noqa: E402
 

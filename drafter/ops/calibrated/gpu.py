@@ -10,14 +10,14 @@ import triton
 import triton.language as tl
 from triton.language import tensor
 
-from draftd.drafter.device_layout import LOCUS_LENGTHS, PIN_EPOCH, PIN_ROWS, RECORD_LENGTH, RECORD_TOKENS, ROW_RECORD_WORDS, TORN
+from draftd.drafter.device_layout import LOCUS_LENGTHS, RECORD_LENGTH, RECORD_TOKENS, ROW_RECORD_WORDS, TORN
 from draftd.drafter.device_layout import SEGMENTS as SEGMENT_COUNT
 from draftd.drafter.ops.calibrated import gpu_levels as levels
 from draftd.drafter.ops.calibrated.cpu_mixer import EVIDENCE_FLOATS, EVIDENCE_INTS, VOTE_COUNT
 from draftd.drafter.ops.calibrated.gpu_levels import length_of, level_of
 from draftd.drafter.ops.calibrated.gpu_mix import mix, refine
 from draftd.drafter.ops.calibrated.gpu_seed import find_tail, seed_corpus, seed_own, token_or_none
-from draftd.drafter.ops.draft.gpu import _is_torn
+from draftd.drafter.ops.draft.gpu_pins import is_torn, unpin
 from draftd.drafter.ops.warp import begin_after_previous
 from draftd.drafter.policy import CALIBRATION_WORDS, REACH, TOP_LEVELS
 
@@ -26,8 +26,6 @@ _SEGMENTS = tl.constexpr(SEGMENT_COUNT)
 _RECORD_WORDS = tl.constexpr(ROW_RECORD_WORDS)
 _RECORD_LENGTH = tl.constexpr(RECORD_LENGTH)
 _RECORD_TOKENS = tl.constexpr(RECORD_TOKENS)
-_PIN_EPOCH = tl.constexpr(PIN_EPOCH)
-_PIN_ROWS = tl.constexpr(PIN_ROWS)
 _TORN = tl.constexpr(TORN)
 _WORK_WORDS = tl.constexpr(levels.WORK_WORDS)
 _TAIL_TOKENS = tl.constexpr(levels.TAIL_TOKENS)
@@ -213,7 +211,7 @@ def draft_calibrated(
 
     if PINNED:
         tl.debug_barrier()
-        torn = _is_torn(headers, words, version)
+        torn = is_torn(headers, words, version)
         step = tl.where(torn, 0, step)
         looked = tl.where(torn, 0, looked)
         version = tl.where(torn, _TORN, version)
@@ -235,6 +233,4 @@ def draft_calibrated(
     tl.store(histograms + b * 64 + bins, tl.zeros_like(bins))
     if PINNED:
         tl.debug_barrier()
-        if tl.atomic_add(pins + _PIN_ROWS, tl.full([], 1, tl.int64)) == tl.num_programs(0) - 1:
-            tl.store(pins + _PIN_ROWS, tl.full([], 0, tl.int64))
-            tl.store(pins + _PIN_EPOCH, tl.full([], 0, tl.int64))
+        unpin(pins)

@@ -10,23 +10,12 @@ import triton
 import triton.language as tl
 from triton.language import tensor
 
-from draftd.drafter.device_layout import (
-    DEVICE_DESCRIPTORS,
-    DEVICE_RECLAIMED,
-    DEVICE_VERSION,
-    LOCUS_LENGTHS,
-    PIN_EPOCH,
-    PIN_ROWS,
-    RECORD_HEADER,
-    RECORD_LENGTH,
-    RECORD_TOKENS,
-    ROW_RECORD_WORDS,
-    TORN,
-)
+from draftd.drafter.device_layout import LOCUS_LENGTHS, RECORD_LENGTH, RECORD_TOKENS, ROW_RECORD_WORDS, TORN
 from draftd.drafter.device_layout import SEGMENTS as SEGMENT_COUNT
 from draftd.drafter.ops.draft.gpu_few import few_chains, few_in_corpus
 from draftd.drafter.ops.draft.gpu_group import group_chain
 from draftd.drafter.ops.draft.gpu_local import LENGTH_BITS, LENGTH_MASK, gather_hits
+from draftd.drafter.ops.draft.gpu_pins import is_torn, unpin
 from draftd.drafter.ops.warp import LANES, begin_after_previous, bit_count
 
 _LOCUS_LENGTHS = tl.constexpr(LOCUS_LENGTHS)
@@ -34,12 +23,6 @@ _SEGMENTS = tl.constexpr(SEGMENT_COUNT)
 _RECORD_WORDS = tl.constexpr(ROW_RECORD_WORDS)
 _RECORD_LENGTH = tl.constexpr(RECORD_LENGTH)
 _RECORD_TOKENS = tl.constexpr(RECORD_TOKENS)
-_RECORD_HEADER = tl.constexpr(RECORD_HEADER)
-_RECLAIMED = tl.constexpr(DEVICE_RECLAIMED)
-_VERSION = tl.constexpr(DEVICE_VERSION)
-_DESCRIPTORS = tl.constexpr(DEVICE_DESCRIPTORS)
-_PIN_EPOCH = tl.constexpr(PIN_EPOCH)
-_PIN_ROWS = tl.constexpr(PIN_ROWS)
 _TORN = tl.constexpr(TORN)
 _ENDLESS = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 _LOCAL_BIT = tl.constexpr(16)
@@ -76,16 +59,6 @@ def _at_least(condition: tensor, LENGTHS: tl.constexpr) -> tensor:
 def _at(values: tensor, where: tensor) -> tensor:
     """The value, not below zero, where the condition holds for one element."""
     return tl.max(tl.where(where, values, 0), axis=0)
-
-
-@triton.jit
-def _is_torn(headers: tensor, words: tensor, version: tensor) -> tensor:
-    """Whether something of the version may have been overwritten since it was read."""
-    some = version > 0
-    header = headers + tl.load(words + _RECORD_HEADER, mask=some, other=0)
-    reclaimed = tl.load(header + _RECLAIMED, mask=some, other=0, volatile=True)
-    current = tl.load(header + _VERSION, mask=some, other=0, volatile=True)
-    return some & ((reclaimed >= version) | (current < version) | (current - version >= _DESCRIPTORS - 1))
 
 
 @triton.jit(do_not_specialize=["hit_room", "max_depth", "k"])
@@ -236,7 +209,7 @@ def draft_chains(
         if tl.atomic_add(finished + b, 1) == programs - 1:
             key = tl.load(best_key, volatile=True)
             if PINNED:
-                torn = _is_torn(headers, words, version)
+                torn = is_torn(headers, words, version)
                 key = tl.where(torn, 0, key)
                 version = tl.where(torn, _TORN, version)
             some = key > 0
@@ -263,7 +236,4 @@ def draft_chains(
             bins = tl.arange(0, 64)
             tl.store(histograms + b * 64 + bins, tl.zeros_like(bins))
             if PINNED:
-                batch = tl.num_programs(0)
-                if tl.atomic_add(pins + _PIN_ROWS, tl.full([], 1, tl.int64)) == batch - 1:
-                    tl.store(pins + _PIN_ROWS, tl.full([], 0, tl.int64))
-                    tl.store(pins + _PIN_EPOCH, tl.full([], 0, tl.int64))
+                unpin(pins)

@@ -18,7 +18,6 @@ from draftd.drafter.device_layout import (
     DEVICE_DESCRIPTOR_WORDS,
     DEVICE_DESCRIPTORS,
     DEVICE_DESCRIPTORS_START,
-    DEVICE_EPOCH,
     DEVICE_HEADER_WORDS,
     DEVICE_VERSION,
     DS_BUCKETS,
@@ -26,14 +25,13 @@ from draftd.drafter.device_layout import (
     DS_SUFFIXES,
     DS_TEXT,
     LOCUS_LENGTHS,
-    PIN_EPOCH,
-    PIN_MAPPED,
     RECORD_HEADER,
     RECORD_LENGTH,
     RECORD_TOKENS,
     ROW_RECORD_WORDS,
 )
 from draftd.drafter.device_layout import SEGMENTS as SEGMENT_COUNT
+from draftd.drafter.ops.draft.gpu_pins import pin
 from draftd.drafter.ops.local.gpu import local_matches
 from draftd.drafter.ops.warp import begin_after_previous
 
@@ -57,9 +55,6 @@ _RECORD_WORDS = tl.constexpr(ROW_RECORD_WORDS)
 _RECORD_LENGTH = tl.constexpr(RECORD_LENGTH)
 _RECORD_TOKENS = tl.constexpr(RECORD_TOKENS)
 _RECORD_HEADER = tl.constexpr(RECORD_HEADER)
-_EPOCH = tl.constexpr(DEVICE_EPOCH)
-_PIN_EPOCH = tl.constexpr(PIN_EPOCH)
-_PIN_MAPPED = tl.constexpr(PIN_MAPPED)
 
 
 @triton.jit
@@ -218,10 +213,8 @@ def match_rows(
     longest = tl.minimum(max_depth, n) - 1
     record = records + b.to(tl.int64) * _RECORD_WORDS
     if PINNED:  # noqa: SIM102 (decided when compiled)
-        # What another program reads before this is seen to be torn, if it is, when the row is done.
         if (b == 0) & (task == 0):
-            mapped = tl.load(pins + _PIN_MAPPED, volatile=True) != 0
-            tl.store(pins + _PIN_EPOCH, tl.load(control + _EPOCH, mask=mapped, other=0, volatile=True))
+            pin(control, pins)
     if task == 0:
         tl.store(record + _RECORD_LENGTH, n.to(tl.int64))
         tl.store(record + _RECORD_TOKENS, r * row_stride)
