@@ -80,7 +80,9 @@ def replay(
     ] = _DEFAULT.min_token_prob,
     visibility: Annotated[
         VisibilityChoice,
-        typer.Option(help="step: wait each step until all is visible, so that figures repeat exactly; free: as fast as it can."),
+        typer.Option(
+            help="step: wait each step until all is visible, so that figures repeat (with --policy tree exactly); free: as fast as it can."
+        ),
     ] = VisibilityChoice.free,
     step_ms: Annotated[float, typer.Option(help="Least time of a step, ms: what a model would take to decode.", min=0)] = 0.0,
     timeout_ms: Annotated[

@@ -1,6 +1,7 @@
 """`make demo`: what four engines gain when they draft from one corpus instead of from a silo each, on the sample traces.
 
-Figures repeat exactly: the engines go in lockstep, and wait after each step until what was committed can be drafted from.
+Tokens repeat exactly, for the engines go in lockstep and wait after each step until what was committed can be drafted from; steps nearly,
+since when they draft by what others have taught is a matter of timing.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def demo(samples: Path = SAMPLES, limit: int = SESSIONS) -> int:
         return 1
     console.print(
         f"{ENGINES} engines replay recorded sessions, {CONCURRENCY} at a time each: first with a corpus each, then with one for all.\n"
-        "The service and the engine processes are real; only the model is replaced by its recorded answers. About a minute."
+        "The service and the engine processes are real; only the model is replaced by its recorded answers. One or two minutes."
     )
     try:
         with errors.status("starting a service (the first start on a machine compiles kernels)"):

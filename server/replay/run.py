@@ -29,7 +29,8 @@ class ReplaySettings:
         engines: Engine processes.
         sharing: `shared`, one namespace for all; `silo`, one each; `none`, each request only its own tokens.
         concurrency: Sessions at a time, in each engine.
-        step: After each step, wait until what was committed can be drafted from, all engines in lockstep: figures repeat exactly.
+        step: After each step, wait until what was committed can be drafted from, all engines in lockstep: figures repeat, by
+            the rule `tree` exactly.
         step_ms: Least time of a step, in milliseconds: what a model would take to decode.
         timeout_ms: Longest wait of a propose; None: 2 ms, or in step mode 5 s, since a late draft would not repeat.
         vocab_size: None: the smallest that has all of the trace's tokens.
