@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from draftd.drafter import device_layout as dl
 from draftd.drafter.device_memory import DeviceMemory
 from draftd.drafter.index import LIVE, MAIN, RECENT, IndexImage, MainMerge, Version, bucket_shift
-from draftd.drafter.ops.merge.gpu import fill_buckets, merge
+from draftd.drafter.ops.merge.gpu import fill_buckets, fill_signs, merge
 from draftd.drafter.ops.sort.gpu import sort_positions
 
 _TEXT = 3
@@ -60,6 +60,7 @@ class DeviceShape:
             "live": (2, self.live_tokens),
             "live_text": (2, self.live_tokens + self.depth + 1),
             "buckets": (dl.SEGMENTS, 2, self.buckets + 1),
+            "signs": (2, 2 * (self.quota_tokens // dl.SIGN_STRIDE + 1)),
         }
 
     @property
@@ -102,6 +103,8 @@ class DeviceIndex:
             at += _aligned(views[name].numel())
         self.text, self.main, self.recent = views["text"], views["main"], views["recent"]
         self.live, self.live_text, self.buckets = views["live"], views["live_text"], views["buckets"]
+        self._signs = views["signs"].view(torch.int64)
+        self._signed = [False, False]
         self.host_text = np.full(self.ring + self.depth + 1, -1, np.int32)
         self._lock = RLock()
         self._last_eviction = 0
@@ -149,6 +152,8 @@ class DeviceIndex:
         words[dl.DD_RING_START] = version.ring_start
         words[dl.DD_RING] = self.ring
         words[dl.DD_BUCKET_RULE] = self.shape.buckets << dl.BUCKET_SHIFT_BITS | self.shift
+        main = version.copies[MAIN]
+        words[dl.DD_SIGNS] = self._offsets["signs"] + main * 2 * self._signs.stride(0) if self._signed[main] else 0
         for segment, name in enumerate(("main", "recent", "live")):
             copy = version.copies[segment]
             array: torch.Tensor = getattr(self, name)
@@ -291,6 +296,13 @@ class DeviceIndex:
             evict_start=evict_start, evict_length=evict_length, ring=self.ring,
         )  # fmt: skip
         fill_buckets(self.text, out, self.shift, buckets[1 - copy])
+        if segment == MAIN:
+            self.sign(1 - copy, out)
+
+    def sign(self, copy: int, suffixes: torch.Tensor) -> None:
+        """Fills the signs of a copy of `main`, int32 [n]; the next version that has it is searched with them."""
+        fill_signs(self.text, suffixes, self._signs[copy])
+        self._signed[copy] = True
 
     def _fill(self, segment: int, copy: int, text: torch.Tensor, suffixes: torch.Tensor) -> None:
         array = (self.main, self.recent, self.live)[segment]

@@ -47,12 +47,19 @@ BUCKET_SHIFT_BITS = 8
 DD_SEGMENTS = 4
 """First word of the segments' records."""
 DD_SEGMENT_WORDS = 4
+DD_SIGNS = 16
+"""Offset of the signs of `main` in the arena, elements; 0 if there are none."""
 DS_SUFFIXES = 0
 """Offset of the suffix array in the arena, elements; positions count from the segment's text."""
 DS_LENGTH = 1
 DS_BUCKETS = 2
 """Offset of the first-token table."""
 DS_TEXT = 3
+
+SIGN_STRIDE = 32
+"""Of `main`, every so many-th suffix has a sign, its first tokens in one int64: a search reads suffixes and text in its last steps only."""
+SIGN_TOKENS = 3
+SIGN_BITS = 21
 
 MAX_RING = 1 << 29
 """Largest ring, in tokens: segment and age of an occurrence share 31 bits."""

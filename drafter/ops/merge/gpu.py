@@ -8,8 +8,10 @@ from __future__ import annotations
 import torch
 import triton
 
+from draftd.drafter.device_layout import SIGN_STRIDE
 from draftd.drafter.ops.merge.gpu_places import count_kept, place_new, place_old
 from draftd.drafter.ops.merge.gpu_ranks import find_buckets, find_ranks
+from draftd.drafter.ops.merge.gpu_signs import write_signs
 
 _SEARCHES = 32
 """New suffixes that a program searches for; one warp."""
@@ -70,6 +72,18 @@ def merge(
     edges = torch.arange(0, (blocks + 1) * _BLOCK, _BLOCK, dtype=torch.int32, device=device)
     new_before = torch.searchsorted(ranks, edges, out_int32=True)
     place_old[(blocks,)](old, ranks, new_before, kept_before, out, n, *evict, EVICT=evict_length > 0, GROUP=_GROUP, BLOCK=_BLOCK)
+
+
+def fill_signs(text: torch.Tensor, suffixes: torch.Tensor, signs: torch.Tensor) -> None:
+    """Fills signs[i] with the first tokens of suffix i * SIGN_STRIDE.
+
+    Args:
+        suffixes: int32 [n]; sorted positions.
+        signs: int64 [>= ceil(n / SIGN_STRIDE)]; out.
+    """
+    n = suffixes.shape[0]
+    if n:
+        write_signs[(triton.cdiv(n, SIGN_STRIDE * 128),)](text, suffixes, signs, n, BLOCK=128, num_warps=4)
 
 
 def fill_buckets(text: torch.Tensor, suffixes: torch.Tensor, shift: int, buckets: torch.Tensor) -> None:

@@ -15,6 +15,7 @@ from draftd.drafter.device_layout import (
     DD_BUCKET_RULE,
     DD_SEGMENT_WORDS,
     DD_SEGMENTS,
+    DD_SIGNS,
     DEVICE_DESCRIPTOR_WORDS,
     DEVICE_DESCRIPTORS,
     DEVICE_DESCRIPTORS_START,
@@ -29,10 +30,14 @@ from draftd.drafter.device_layout import (
     RECORD_LENGTH,
     RECORD_TOKENS,
     ROW_RECORD_WORDS,
+    SIGN_BITS,
+    SIGN_STRIDE,
+    SIGN_TOKENS,
 )
 from draftd.drafter.device_layout import SEGMENTS as SEGMENT_COUNT
 from draftd.drafter.ops.draft.gpu_pins import pin
 from draftd.drafter.ops.local.gpu import local_matches
+from draftd.drafter.ops.merge.gpu_signs import sign_part
 from draftd.drafter.ops.warp import begin_after_previous
 
 _HEADER_WORDS = tl.constexpr(DEVICE_HEADER_WORDS)
@@ -44,6 +49,12 @@ _BUCKET_RULE = tl.constexpr(DD_BUCKET_RULE)
 _SHIFT_BITS = tl.constexpr(BUCKET_SHIFT_BITS)
 _SHIFT_MASK = tl.constexpr((1 << BUCKET_SHIFT_BITS) - 1)
 _SEGMENTS_START = tl.constexpr(DD_SEGMENTS)
+_SIGNS = tl.constexpr(DD_SIGNS)
+_SIGN_BITS = tl.constexpr(SIGN_BITS)
+_SIGN_TOKENS = tl.constexpr(SIGN_TOKENS)
+_SIGN_STRIDE = tl.constexpr(SIGN_STRIDE)
+_NO_SIGN_PART = tl.constexpr((1 << SIGN_BITS) - 1)
+_NO_SIGN_PARTS = tl.constexpr((1 << 2 * SIGN_BITS) - 1)
 _SEGMENT_WORDS = tl.constexpr(DD_SEGMENT_WORDS)
 _SUFFIXES = tl.constexpr(DS_SUFFIXES)
 _LENGTH = tl.constexpr(DS_LENGTH)
@@ -89,8 +100,60 @@ def _decided(order: tensor, same: tensor, x: tensor, y: tensor, wanted: tensor) 
 
 
 @triton.jit
+def search_signs(signs: tensor, pattern: tensor, length: tensor, low: tensor, high: tensor, PROBES: tl.constexpr) -> tensor:
+    """Narrows [low, high], places of suffixes, by their signs.
+
+    Args:
+        signs: int64 pointer; pattern: int32 pointers [LENGTHS] to the first tokens; length, low, high: int32 [LENGTHS].
+
+    Returns:
+        Where the first suffix of the locus is, at least and at most, and where its end is, at least and at most.
+    """
+    half: tl.constexpr = PROBES // 2
+    some = high > low
+    t0 = tl.load(pattern, mask=some, other=0)
+    t1 = tl.load(pattern + 1, mask=some & (length > 1), other=0)
+    t2 = tl.load(pattern + 2, mask=some & (length > 2), other=0)
+    prefix = (sign_part(t0) << (2 * _SIGN_BITS)) | tl.where(length > 1, sign_part(t1) << _SIGN_BITS, 0)
+    from_ = prefix | tl.where(length > 2, sign_part(t2), 0)
+    open_parts = tl.where(length > 2, 0, tl.where(length > 1, _NO_SIGN_PART, _NO_SIGN_PARTS)).to(tl.int64)
+    to = from_ | open_parts
+    # Tokens that no text has may look like others in a sign.
+    known = (t0 >= 0) & (t1 >= 0) & (t2 >= 0) & (t0 < _NO_SIGN_PART - 1) & (t1 < _NO_SIGN_PART - 1) & (t2 < _NO_SIGN_PART - 1)
+    exact = known & (length <= _SIGN_TOKENS)
+    begin = (low + _SIGN_STRIDE - 1) // _SIGN_STRIDE
+    end = tl.maximum(begin, (high + _SIGN_STRIDE - 1) // _SIGN_STRIDE)
+    # The first sign that is not below the pattern, and the first beyond it.
+    first_low, first_high, last_low, last_high = begin, end, begin, end
+    probe = tl.arange(0, PROBES)[None, :]
+    side = probe // half
+    nth = probe % half + 1
+    wanted = tl.where(side == 0, from_[:, None], to[:, None])
+    rounds = rounds_of(tl.max(end - begin, axis=0), half)
+    for _ in range(rounds):
+        first_spacing = (first_high - first_low) // (half + 1) + 1
+        last_spacing = (last_high - last_low) // (half + 1) + 1
+        at = tl.where(side == 0, first_low[:, None] + nth * first_spacing[:, None], last_low[:, None] + nth * last_spacing[:, None]) - 1
+        inside = at < tl.where(side == 0, first_high[:, None], last_high[:, None])
+        sign = tl.load(signs + at, mask=inside, other=0)
+        before = inside & tl.where(side == 0, sign < wanted, sign <= wanted)
+        counts = tl.sum(tl.where(before, tl.where(side == 0, 1, 1 << 16), 0), axis=1)
+        of_first, of_last = counts & 0xFFFF, counts >> 16
+        first_high = tl.minimum(first_high, first_low + (of_first + 1) * first_spacing - 1)
+        first_low = first_low + of_first * first_spacing
+        last_high = tl.minimum(last_high, last_low + (of_last + 1) * last_spacing - 1)
+        last_low = last_low + of_last * last_spacing
+    least = tl.where(first_low > begin, (first_low - 1) * _SIGN_STRIDE + 1, low)
+    most = tl.where(last_low < end, last_low * _SIGN_STRIDE, high)
+    first_most = tl.where(exact, tl.where(first_low < end, first_low * _SIGN_STRIDE, high), most)
+    end_least = tl.where(exact, tl.where(last_low > begin, (last_low - 1) * _SIGN_STRIDE + 1, low), least)
+    return least, first_most, end_least, most
+
+
+@triton.jit
 def search_group(
-    suffixes: tensor, text: tensor, buckets: tensor, rule: tensor, row: tensor, n: tensor, longest: tensor, group: tensor, loci: tensor,
+    suffixes: tensor, text: tensor, buckets: tensor, rule: tensor, signs: tensor, signed: tensor, row: tensor, n: tensor,
+    longest: tensor, group: tensor, loci: tensor,
     LENGTHS: tl.constexpr, PROBES: tl.constexpr,
 ) -> None:  # fmt: skip
     """Writes the loci of the suffix lengths group * LENGTHS + 1 ... (group + 1) * LENGTHS in one segment.
@@ -99,6 +162,7 @@ def search_group(
 
     Args:
         suffixes, text, buckets: int32 pointers to the segment's arrays; rule: int64; see DD_BUCKET_RULE.
+        signs: int64 pointer, if signed is not 0.
         loci: int32 pointer [LOCUS_LENGTHS, 2]; out: first suffix and end of each length; equal if there is none.
     """
     half: tl.constexpr = PROBES // 2
@@ -116,13 +180,17 @@ def search_group(
     whole = (length == 1) & (shift == 0)
     first_high = tl.where(whole, low, high)
     end_low = tl.where(whole, high, low)
+    if signed != 0:
+        found = search_signs(signs, row + start, length, low, tl.where(whole, low, high), PROBES)
+        low, first_high = tl.where(whole, low, found[0]), tl.where(whole, first_high, found[1])
+        end_low, high = tl.where(whole, end_low, found[2]), tl.where(whole, high, found[3])
     # How many tokens the suffixes just outside the range share with the pattern: all inside share the smaller number.
     low_shared = tl.zeros_like(low) + tl.where(shift == 0, 1, 0)
     high_shared = low_shared
     probe = tl.arange(0, PROBES)[None, :]
     side = probe // half
     pattern = row + start[:, None]
-    rounds = rounds_of(tl.max(first_high - low, axis=0), half)
+    rounds = rounds_of(tl.max(tl.maximum(first_high - low, high - end_low), axis=0), half)
     open_places = rounds
     for _ in range(rounds):
         if open_places > 0:
@@ -252,7 +320,22 @@ def match_rows(
                 tl.store(record + _RECORD_HEADER, namespace.to(tl.int64) * _HEADER_WORDS)
             out = loci + (b.to(tl.int64) * _SEGMENTS + segment) * (_LOCUS_LENGTHS * 2)
             searched = tl.where((size > 0) & (version > 0), longest, 0)
-            search_group(arena + suffixes, arena + text, arena + buckets, rule, row, n, searched, search % groups, out, LENGTHS, PROBES)
+            signs = tl.where(segment == 0, tl.load(words + _SIGNS), 0)
+            search_group(
+                arena + suffixes,
+                arena + text,
+                arena + buckets,
+                rule,
+                (arena + signs).to(tl.pointer_type(tl.int64)),
+                signs,
+                row,
+                n,
+                searched,
+                search % groups,
+                out,
+                LENGTHS,
+                PROBES,
+            )
     elif USE_LOCAL:  # noqa: SIM102 (decided when compiled)
         if longest > 0:
             local_matches(
