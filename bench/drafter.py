@@ -27,7 +27,6 @@ from draftd.drafter.index import Version
 from draftd.drafter.ops.merge.gpu import fill_buckets
 from draftd.drafter.ops.sort.gpu import sort_text
 from draftd.drafter.params import DraftParams
-from draftd.drafter.policy import shipped_prior
 
 BATCHES = (1, 8, 32, 128, 256, 512)
 DEPTH = 64
@@ -169,13 +168,12 @@ def calibrated_us(
         searches=searches, complete_levels=complete_levels,
     )  # fmt: skip
     out, lessons = DeviceDrafts.empty(batch, params.k, "cuda"), DeviceLessons.empty(batch, params.k, "cuda")
-    calibration = torch.from_numpy(shipped_prior().copy()).cuda()
     rows = row_choices(buffer, batch)
     drafted = 0.0
     for choice in rows:
-        drafter.propose(tokens, lengths, choice, namespaces, out, calibration, lessons)
+        drafter.propose(tokens, lengths, choice, namespaces, out, lessons)
         drafted += float(out.counts.float().mean()) / len(rows)
-    return graph_us(lambda i: drafter.propose(tokens, lengths, rows[i], namespaces, out, calibration, lessons)), drafted
+    return graph_us(lambda i: drafter.propose(tokens, lengths, rows[i], namespaces, out, lessons)), drafted
 
 
 def row_choices(buffer: tuple[torch.Tensor, torch.Tensor, torch.Tensor], batch: int) -> list[torch.Tensor]:

@@ -12,12 +12,13 @@ import triton
 
 from draftd.drafter.device import DeviceDrafts
 from draftd.drafter.device_matching import EARLY, Launch, RowMatching
-from draftd.drafter.lessons import Learned, Lesson
+from draftd.drafter.drafts import Drafts
+from draftd.drafter.lessons import Lesson
 from draftd.drafter.ops.calibrated.cpu_mixer import EVIDENCE_FLOATS, EVIDENCE_INTS, VOTE_COUNT
 from draftd.drafter.ops.calibrated.gpu import draft_calibrated
 from draftd.drafter.ops.calibrated.gpu_levels import HELD, SHORT_LENGTHS, WORK_WORDS
 from draftd.drafter.params import DraftParams
-from draftd.drafter.policy import CALIBRATION_WORDS, REACH
+from draftd.drafter.policy import REACH, shipped_prior
 
 _PROBES = 8
 """Places that a search for the tail of a draft probes at once."""
@@ -42,14 +43,13 @@ class DeviceLessons:
         ints[:, :, VOTE_COUNT] = -1
         return DeviceLessons(ints, torch.zeros((n, k + 1, EVIDENCE_FLOATS), dtype=torch.float32, device=device))
 
-    def numpy(self, drafts: DeviceDrafts, learned: Learned | None) -> Lesson:
-        """A copy on the host, to learn from. Waits for the device.
+    def numpy(self, drafts: Drafts) -> Lesson:
+        """A copy on the host, to learn from; what it teaches goes nowhere yet. Waits for the device.
 
         Args:
             drafts: What was drafted with them.
-            learned: Where what they teach goes; None: nowhere.
         """
-        lesson = Lesson.unset(drafts.numpy(), learned)
+        lesson = Lesson.unset(drafts, None)
         lesson.parents[:] = torch.arange(-1, lesson.parents.shape[1] - 1, dtype=torch.int32).numpy()
         lesson.parents[lesson.drafts.tokens < 0] = -1
         lesson.ints, lesson.floats = self.ints.cpu().numpy(), self.floats.cpu().numpy()
@@ -62,6 +62,7 @@ class DeviceCalibrated:
     Args:
         arena: int32 [a]; headers: int64 [namespaces, DEVICE_HEADER_WORDS]; see draftd.drafter.device_layout.
         control, pins: As DeviceDrafter takes them.
+        prior: float32 [CALIBRATION_WORDS]; what rows are drafted by whose namespace has learned nothing; None: what the package ships.
         max_batch: Most rows of a batch.
         max_row_tokens: Most tokens of a row: the buffer's second dimension.
         params: How to draft; `branches` is taken as 1.
@@ -75,7 +76,7 @@ class DeviceCalibrated:
     def __init__(
         self, arena: torch.Tensor, headers: torch.Tensor, *, max_batch: int, max_row_tokens: int, params: DraftParams,
         launch: Launch | None = None, compiled_k: int = 2, searches: int = MOST_SEARCHES, complete_levels: int = COMPLETE_LEVELS,
-        control: torch.Tensor | None = None, pins: torch.Tensor | None = None,
+        control: torch.Tensor | None = None, pins: torch.Tensor | None = None, prior: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         if not params.use_local and not params.use_corpus:
             raise ValueError("use_local and use_corpus are both false: there is nothing to draft from")
@@ -93,6 +94,7 @@ class DeviceCalibrated:
 
         self._work = ints(max_batch, WORK_WORDS)
         self._places = torch.zeros((max_batch, HELD), dtype=torch.int64, device=device)
+        self._prior = torch.from_numpy(shipped_prior().copy()).to(device) if prior is None else prior
         self._no_lessons = DeviceLessons(ints(1), torch.zeros(1, dtype=torch.float32, device=device))
         if device.type == "cuda":
             # Whichever stream drafts first finds the zeros.
@@ -100,7 +102,7 @@ class DeviceCalibrated:
 
     def propose(
         self, tokens: torch.Tensor, lengths: torch.Tensor, rows: torch.Tensor, namespaces: torch.Tensor, out: DeviceDrafts,
-        calibration: torch.Tensor, lessons: DeviceLessons | None = None,
+        lessons: DeviceLessons | None = None,
     ) -> None:  # fmt: skip
         """Drafts for rows of the engine's buffer, on the current stream.
 
@@ -109,8 +111,6 @@ class DeviceCalibrated:
             rows: int32 or int64 [batch]; row of the buffer of each row of the batch.
             namespaces: int32 [rows]; index of the header, -1 to draft from the row's own tokens only.
             out: Drafts for the batch; overwritten.
-            calibration: float32 [CALIBRATION_WORDS]; or [namespaces, CALIBRATION_WORDS], one of each namespace; rows without one take
-                the first.
             lessons: Of the batch; out: what was looked at, so that it can be learned from.
 
         What the tensors hold is not trusted: rows outside the buffer are empty, lengths are cut to it, and a namespace that there is
@@ -122,8 +122,6 @@ class DeviceCalibrated:
         matching = self._matching
         matching.check(tokens, lengths, rows, namespaces, out)
         batch, k = out.tokens.shape
-        if calibration.dtype != torch.float32 or calibration.shape[-1] != CALIBRATION_WORDS or not calibration.is_contiguous():
-            raise ValueError(f"calibration must be float32 [..., {CALIBRATION_WORDS}], contiguous")
         if lessons is not None and lessons.ints.shape[:2] != (batch, k + 1):
             raise ValueError(f"lessons are for {tuple(lessons.ints.shape[:2])} rows and states; the batch has {(batch, k + 1)}")
         if batch == 0:
@@ -131,9 +129,8 @@ class DeviceCalibrated:
         matching.run(tokens, lengths, rows, namespaces)
         taught = lessons or self._no_lessons
         draft_calibrated[(batch,)](
-            self.arena, self.headers, matching.pins, tokens, rows, tokens.shape[0], namespaces, *matching.found,
-            calibration, calibration.numel() // CALIBRATION_WORDS,
-            self._work, self._places, k, self.params.tau, self._searches, self._complete_levels,
+            self.arena, self.headers, matching.pins, tokens, *matching.found, self._prior, self._work, self._places,
+            k, self.params.tau, self._searches, self._complete_levels,
             out.tokens, out.probabilities, out.counts, out.source, out.match_length, out.occurrences, out.version,
             taught.ints, taught.floats,
             USE_LOCAL=self.params.use_local, USE_CORPUS=matching.use_corpus, PINNED=matching.pinned, EVIDENCE=lessons is not None,

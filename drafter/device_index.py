@@ -18,6 +18,7 @@ from draftd.drafter.device_memory import DeviceMemory
 from draftd.drafter.index import LIVE, MAIN, RECENT, IndexImage, MainMerge, Version, bucket_shift
 from draftd.drafter.ops.merge.gpu import fill_buckets, fill_signs, merge
 from draftd.drafter.ops.sort.gpu import sort_positions
+from draftd.drafter.policy import CALIBRATION_WORDS
 
 _TEXT = 3
 """Beside the segments: the ring's text."""
@@ -60,6 +61,7 @@ class DeviceShape:
             "live": (2, self.live_tokens),
             "live_text": (2, self.live_tokens + self.depth + 1),
             "buckets": (dl.SEGMENTS, 2, self.buckets + 1),
+            "calibration": (2, CALIBRATION_WORDS),
             "signs": (2, 2 * (self.quota_tokens // dl.SIGN_STRIDE + 1)),
         }
 
@@ -105,6 +107,7 @@ class DeviceIndex:
         self.live, self.live_text, self.buckets = views["live"], views["live_text"], views["buckets"]
         self._signs = views["signs"].view(torch.int64)
         self._signed = [False, False]
+        self._calibration, self._calibrations = views["calibration"].view(torch.float32), 0
         self.host_text = np.full(self.ring + self.depth + 1, -1, np.int32)
         self._lock = RLock()
         self._last_eviction = 0
@@ -116,6 +119,7 @@ class DeviceIndex:
         self.current = Version(number=self.memory.last_version(self.slot))
         self._first_number = self.current.number
         with self.memory.stream("refresh"):
+            self.headers[self.slot, dl.DEVICE_CALIBRATION].zero_()
             self.text.fill_(-1)
             self.live_text.fill_(-1)
             self.buckets.zero_()
@@ -141,7 +145,12 @@ class DeviceIndex:
         return self.byte_size
 
     def publish_calibration(self, calibration: NDArray[np.float32]) -> None:
-        """See IndexArrays. Drafts on a device do not use it."""
+        """See IndexArrays. Who reads the copy that is overwritten sees a part of the new one, which does no harm."""
+        self._calibrations += 1
+        copy = self._calibrations % 2
+        with self._lock, self.memory.stream("refresh"):
+            self._calibration[copy].copy_(torch.from_numpy(calibration))
+            self.headers[self.slot, dl.DEVICE_CALIBRATION].fill_(self._offsets["calibration"] + copy * self._calibration.stride(0))
 
     def publish(self, version: Version) -> Version:
         """Puts `version` in force under the next number, and returns when it is."""

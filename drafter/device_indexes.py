@@ -9,8 +9,9 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
+from typing import get_args
 
 import numpy as np
 import torch
@@ -19,16 +20,17 @@ from numpy.typing import NDArray
 from draftd.drafter.corpus_config import CorpusConfig
 from draftd.drafter.cuda_memory import CudaError, device_uuid
 from draftd.drafter.device import DeviceDrafter, DeviceDrafts
+from draftd.drafter.device_calibrated import DeviceCalibrated, DeviceLessons
 from draftd.drafter.device_index import DeviceIndex, DeviceShape
 from draftd.drafter.device_matching import LONG_ROW_TOKENS
 from draftd.drafter.device_memory import DeviceMemory, Exported
-from draftd.drafter.drafts import Drafts
+from draftd.drafter.drafts import Drafts, RowLessons
 from draftd.drafter.errors import FailedPrecondition, InvalidArgument
 from draftd.drafter.index import IndexArrays
 from draftd.drafter.layout import BlockSpec
 from draftd.drafter.lessons import Learned
 from draftd.drafter.ops.sort.gpu import SCRATCH_BYTES
-from draftd.drafter.params import MAX_K, DraftParams
+from draftd.drafter.params import MAX_K, DraftParams, Policy
 
 _MAX_DRAFTERS = 16
 """Workspaces that are kept: one a batch size, row length and parameters."""
@@ -39,14 +41,26 @@ _MIN_WIDTH = 256
 
 @dataclass(slots=True)
 class _Workspace:
-    """A drafter with its input on both sides and its output: tokens int32 [n, width]; words int32 [3, n], lengths, rows, namespaces."""
+    """A drafter with its input on both sides and its output: tokens int32 [n, width]; words int32 [3, n], lengths, rows, namespaces.
 
-    drafter: DeviceDrafter
+    lessons: What it drafted from, by the rule `calibrated`; None by the other.
+    """
+
+    drafter: DeviceDrafter | DeviceCalibrated
     host_tokens: torch.Tensor
     host_words: torch.Tensor
     tokens: torch.Tensor
     words: torch.Tensor
     out: DeviceDrafts
+    lessons: DeviceLessons | None
+
+    def propose(self) -> None:
+        """Drafts, on the current stream."""
+        tokens, (lengths, rows, namespaces) = self.tokens, self.words
+        if isinstance(self.drafter, DeviceCalibrated):
+            self.drafter.propose(tokens, lengths, rows, namespaces, self.out, self.lessons)
+        else:
+            self.drafter.propose(tokens, lengths, rows, namespaces, self.out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +93,7 @@ class DeviceIndexes:
                 "device_memory",
             )
         self._indexes: dict[str, DeviceIndex] = {}
+        self._learned: dict[str, Learned] = {}
         self._lock = Lock()
         self._followers: list[tuple[str, int, torch.Tensor]] = []
         self._workspaces: OrderedDict[tuple[int, int, DraftParams], _Workspace] = OrderedDict()
@@ -92,16 +107,18 @@ class DeviceIndexes:
         return DeviceIndex(self._shape(vocab_size, quota_tokens), memory=self.memory)
 
     def add(self, name: str, index: IndexArrays, learned: Learned) -> None:
-        """See Indexes. Nothing is learned here: on a device both policies mean the rule `tree`."""
+        """See Indexes."""
         assert isinstance(index, DeviceIndex)
         with self._lock:
             self._indexes[name] = index
+            self._learned[name] = learned
             self._tell_followers(name)
 
     def remove(self, name: str) -> None:
         """See Indexes."""
         with self._lock:
             self._indexes.pop(name, None)
+            self._learned.pop(name, None)
             self._tell_followers(name)
 
     def spec(self, index: IndexArrays) -> BlockSpec:
@@ -169,13 +186,13 @@ class DeviceIndexes:
         most = max(1, _MAX_CALL_TOKENS // width)
         with self._lock:
             for at in range(0, len(rows), most):
-                slots = [index.slot if (index := self._indexes.get(name)) else -1 for name in names[at : at + most]]
-                part = self._draft(rows[at : at + most], slots, width, params)
+                part = self._draft(rows[at : at + most], names[at : at + most], width, params)
                 drafts.put(slice(at, at + most), part)
         return drafts
 
-    def _draft(self, rows: Sequence[NDArray[np.int32]], slots: list[int], width: int, params: DraftParams) -> Drafts:
+    def _draft(self, rows: Sequence[NDArray[np.int32]], names: Sequence[str], width: int, params: DraftParams) -> Drafts:
         n = len(rows)
+        slots = [index.slot if (index := self._indexes.get(name)) else -1 for name in names]
         # A workspace is filled with zeros on the stream that uses it.
         with self.memory.stream("draft"):
             work = self._workspace(1 << (n - 1).bit_length(), width, params)
@@ -190,23 +207,34 @@ class DeviceIndexes:
             work.tokens[:n].copy_(work.host_tokens[:n], non_blocking=True)
             work.words.copy_(work.host_words, non_blocking=True)
             with self.memory.launching():
-                work.drafter.propose(work.tokens, work.words[0], work.words[1], work.words[2], work.out)
-            return work.out.numpy().first(n)
+                work.propose()
+            drafts = work.out.numpy()
+            if work.lessons is None:
+                return drafts.first(n)
+            lesson = work.lessons.numpy(drafts)
+        drafts = drafts.first(n)
+        for name in set(names) & self._learned.keys():
+            of_name = np.array([i for i, row_name in enumerate(names) if row_name == name])
+            drafts.lessons.append(RowLessons(of_name, of_name, replace(lesson, learned=self._learned[name])))
+        return drafts
 
     def _workspace(self, batch: int, width: int, params: DraftParams) -> _Workspace:
         key = (batch, width, params)
         work = self._workspaces.get(key)
         if work is None:
             memory = self.memory
-            drafter = DeviceDrafter(
-                memory.words,
-                memory.headers,
-                max_batch=batch,
-                max_row_tokens=width,
-                params=params,
-                compiled_k=16 if params.k <= 16 else MAX_K,
-                compiled_depth=self._config.depth,
-            )
+            compiled_k = 16 if params.k <= 16 else MAX_K
+            calibrated = params.policy == "calibrated" and (params.use_local or params.use_corpus)
+            drafter: DeviceDrafter | DeviceCalibrated
+            if calibrated:
+                drafter = DeviceCalibrated(
+                    memory.words, memory.headers, max_batch=batch, max_row_tokens=width, params=params, compiled_k=compiled_k
+                )
+            else:
+                drafter = DeviceDrafter(
+                    memory.words, memory.headers, max_batch=batch, max_row_tokens=width, params=params, compiled_k=compiled_k,
+                    compiled_depth=self._config.depth,
+                )  # fmt: skip
             host = {"dtype": torch.int32, "pin_memory": memory.on_gpu}
             work = _Workspace(
                 drafter,
@@ -215,6 +243,7 @@ class DeviceIndexes:
                 torch.zeros((batch, width), dtype=torch.int32, device=memory.device),
                 torch.zeros((3, batch), dtype=torch.int32, device=memory.device),
                 DeviceDrafts.empty(batch, params.k, memory.device),
+                DeviceLessons.empty(batch, params.k, memory.device) if calibrated else None,
             )
             work.host_words[1] = torch.arange(batch, dtype=torch.int32)
             self._workspaces[key] = work
@@ -247,11 +276,12 @@ class DeviceIndexes:
 
     def warm_up(self, name: str, row: NDArray[np.int32]) -> None:
         """See Indexes. A kernel for each way in which a batch is spread, for the usual parameters; others are compiled when asked for."""
-        params = DraftParams(max_depth=self._config.depth)
-        for batch in (1, 128, 256, 512) if self.memory.on_gpu else (1,):
-            self.draft([row] * batch, [name] * batch, params)
-        if self.memory.on_gpu:
-            self.draft([np.tile(row, LONG_ROW_TOKENS // len(row) + 1)], [name], params)
+        for policy in get_args(Policy):
+            params = DraftParams(max_depth=self._config.depth, policy=policy)
+            for batch in (1, 128, 256, 512) if self.memory.on_gpu else (1,):
+                self.draft([row] * batch, [name] * batch, params)
+            if self.memory.on_gpu:
+                self.draft([np.tile(row, LONG_ROW_TOKENS // len(row) + 1)], [name], params)
 
 
 def _checked(name: str) -> torch.device:

@@ -5,7 +5,7 @@ A version's descriptor holds resolved offsets into the arena, so that a kernel r
 
 from __future__ import annotations
 
-DEVICE_LAYOUT_VERSION = 2
+DEVICE_LAYOUT_VERSION = 3
 
 # The arena begins with control words (int64) and the namespaces' headers.
 DEVICE_CONTROL_WORDS = 64
@@ -33,6 +33,8 @@ DEVICE_VERSION = 0
 """The version in force, from 1; 0 while the namespace has none. Its descriptor is `version % DEVICE_DESCRIPTORS`."""
 DEVICE_RECLAIMED = 8
 """Versions up to this one may be overwritten at any time; what was read from them does not count."""
+DEVICE_CALIBRATION = 16
+"""Offset of the calibration in force in the arena, elements, which are float32; 0 if there is none."""
 DEVICE_DESCRIPTORS_START = 64
 
 DEVICE_DESCRIPTORS = 4

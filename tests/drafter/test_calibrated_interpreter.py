@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -92,11 +93,12 @@ def test_what_a_buffer_holds_is_not_trusted() -> None:
     buffer = torch.tensor([good, good, [2**31 - 1, -(2**31), -1, 6, 3] * 2, [-1] * 10, [7] * 10], dtype=torch.int32)
     lengths = torch.tensor([10, 2**40, 10, 10, -5])
     rows = torch.tensor([0, 1, 2, 3, 4, -1, 5, 2**31 - 1, 0])
-    drafter = DeviceCalibrated(index.arena, index.headers, max_batch=9, max_row_tokens=10, params=params, launch=LAUNCH)
-    out, table = DeviceDrafts.empty(9, 3, "cpu"), torch.from_numpy(policy.blank_calibration())
+    blank = torch.from_numpy(policy.blank_calibration())
+    drafter = DeviceCalibrated(index.arena, index.headers, max_batch=9, max_row_tokens=10, params=params, launch=LAUNCH, prior=blank)
+    out = DeviceDrafts.empty(9, 3, "cpu")
     for namespace in (0, 1, 2**31 - 1, -7):
         spaces = torch.full((5,), namespace, dtype=torch.int32)
-        drafter.propose(buffer, lengths, rows, spaces, out, table)
+        drafter.propose(buffer, lengths, rows, spaces, out)
         got = out.numpy()
         assert got.tokens[0].tolist() == got.tokens[1].tolist() == got.tokens[8].tolist() == [5, 1, 2]
         assert got.counts[4:8].tolist() == [0, 0, 0, 0]
@@ -107,34 +109,42 @@ def test_what_a_buffer_holds_is_not_trusted() -> None:
 def test_wrong_arguments_are_refused() -> None:
     index = on_device([Document([], [1, 2, 3])], 1, 1, 6, "cpu")
     drafter = DeviceCalibrated(index.arena, index.headers, max_batch=2, max_row_tokens=8, params=DraftParams(k=3))
-    table = torch.from_numpy(policy.blank_calibration())
     tokens, words = torch.zeros((2, 8), dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
     out = DeviceDrafts.empty(2, 3, "cpu")
-    with pytest.raises(ValueError, match="calibration"):
-        drafter.propose(tokens, words, words, words, out, table[:-1])
     with pytest.raises(ValueError, match="lessons"):
-        drafter.propose(tokens, words, words, words, out, table, DeviceLessons.empty(2, 4, "cpu"))
+        drafter.propose(tokens, words, words, words, out, DeviceLessons.empty(2, 4, "cpu"))
     with pytest.raises(ValueError, match="rows"):
-        drafter.propose(tokens, words, words[:1], words, out, table)
+        drafter.propose(tokens, words, words[:1], words, out)
     with pytest.raises(ValueError, match="nothing to draft from"):
         DeviceCalibrated(index.arena, index.headers, max_batch=2, max_row_tokens=8, params=DraftParams(use_local=False, use_corpus=False))
 
 
-def test_each_namespace_has_its_calibration() -> None:
-    """The one of the row's namespace; rows without one take the first."""
+def test_row_is_drafted_by_what_its_namespace_has_learned() -> None:
+    """As it is when the draft is made; rows of no namespace by the prior."""
     index = on_device([Document([], [1, 2, 3])], 1, 1, 6, "cpu")
     blank = policy.blank_calibration()
     timid = blank.copy()
     timid[policy.WEIGHTS_AT : policy.DECILES_AT] = 0
     rows = Rows.of([[1, 2, 3, 1, 2]] * 2, "cpu")
     params = DraftParams(k=1, tau=0.0)
-    headers = index.headers.repeat(2, 1)
-    drafter = DeviceCalibrated(index.arena, headers, max_batch=2, max_row_tokens=rows.tokens.shape[1], params=params, launch=LAUNCH)
+    drafter = DeviceCalibrated(
+        index.arena, index.headers, max_batch=2, max_row_tokens=rows.tokens.shape[1], params=params, launch=LAUNCH,
+        prior=torch.from_numpy(blank),
+    )  # fmt: skip
     out = DeviceDrafts.empty(2, 1, "cpu")
-    spaces = torch.tensor([0, 1, -1], dtype=torch.int32)
-    drafter.propose(rows.tokens, rows.lengths, rows.order, spaces, out, torch.from_numpy(np.stack([blank, timid])))
-    first, second = out.probabilities[1, 0].item(), out.probabilities[0, 0].item()
-    assert first != second, "rows of the buffer are in reverse order"
+    spaces = torch.tensor([0, -1, 0], dtype=torch.int32)
+
+    def survival() -> list[float]:
+        drafter.propose(rows.tokens, rows.lengths, rows.order, spaces, out)
+        return [float(p) for p in out.probabilities[:, 0]]
+
+    before = survival()
+    index.publish_calibration(timid)
+    after = survival()
+    assert after[0] != before[0], "the first row of the batch has the namespace"
+    assert after[1] == before[1]
+    index.publish_calibration(blank)
+    assert survival() == before
 
 
 def test_lessons_are_learned_on_the_host() -> None:
@@ -142,12 +152,15 @@ def test_lessons_are_learned_on_the_host() -> None:
     index = on_device(documents, 1, 2, 30, "cpu")
     params = DraftParams(k=2, tau=0.0)
     rows = Rows.of([[9, 8, 7, 1, 2]], "cpu")
-    drafter = DeviceCalibrated(index.arena, index.headers, max_batch=1, max_row_tokens=rows.tokens.shape[1], params=params, launch=LAUNCH)
-    out, lessons = DeviceDrafts.empty(1, 2, "cpu"), DeviceLessons.empty(1, 2, "cpu")
     calibration = policy.blank_calibration()
-    drafter.propose(rows.tokens, rows.lengths, rows.order, rows.namespaces, out, torch.from_numpy(calibration), lessons)
+    drafter = DeviceCalibrated(
+        index.arena, index.headers, max_batch=1, max_row_tokens=rows.tokens.shape[1], params=params, launch=LAUNCH,
+        prior=torch.from_numpy(calibration),
+    )  # fmt: skip
+    out, lessons = DeviceDrafts.empty(1, 2, "cpu"), DeviceLessons.empty(1, 2, "cpu")
+    drafter.propose(rows.tokens, rows.lengths, rows.order, rows.namespaces, out, lessons)
     learned = Learned.in_process()
-    lesson = lessons.numpy(out, learned)
+    lesson = replace(lessons.numpy(out.numpy()), learned=learned)
     assert lesson.drafts.tokens.tolist() == [[3, 4]]
     assert lesson.parents.tolist() == [[-1, 0]]
     lesson.learn(np.array([0]), np.array([[3, 9]], np.int32), np.array([2]))
@@ -168,13 +181,12 @@ def test_reader_is_told_of_a_version_that_was_overwritten_meanwhile() -> None:
     rows = Rows.of([[5, 6, 7]] * 3, "cpu")
     drafter = DeviceCalibrated(
         index.arena, index.headers, max_batch=3, max_row_tokens=rows.tokens.shape[1], params=DraftParams(k=4, tau=0.0), launch=LAUNCH,
-        control=memory.control, pins=pin,
+        control=memory.control, pins=pin, prior=torch.from_numpy(policy.blank_calibration()),
     )  # fmt: skip
     out, lessons = DeviceDrafts.empty(3, 4, "cpu"), DeviceLessons.empty(3, 4, "cpu")
-    table = torch.from_numpy(policy.blank_calibration())
 
     def propose_() -> DeviceDrafts:
-        drafter.propose(rows.tokens, rows.lengths, rows.order, rows.namespaces, out, table, lessons)
+        drafter.propose(rows.tokens, rows.lengths, rows.order, rows.namespaces, out, lessons)
         return out
 
     assert propose_().tokens[:, :3].tolist() == [[8, 9, 10]] * 3

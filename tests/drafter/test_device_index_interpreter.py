@@ -259,3 +259,38 @@ def test_index_that_is_closed_is_in_force_no_more() -> None:
     assert bench.draft([[1, 2]], params).counts[0] > 0
     bench.close()
     assert bench.draft([[1, 2]], params).counts[0] == 0
+
+
+def test_calibrated_rule_drafts_and_learns_on_a_device_as_on_the_host() -> None:
+    """The same first token with the same survival (later ones see less on a device), and what came after teaches its namespace only."""
+    device, host = Corpus(CONFIG, indexes=DeviceIndexes(CONFIG, "cpu")), Corpus(CONFIG)
+    rng = np.random.default_rng(2)
+    documents = [rng.integers(0, 9, 20).astype(np.int32) for _ in range(3)]
+    rows = [RowContext(documents[i][: 8 + i].copy(), name, False) for i, name in enumerate(("a", "a", "b"))]
+    params = DraftParams(k=3, tau=0.0, max_depth=8)
+    drafts = []
+    for corpus in (device, host):
+        for name in "ab":
+            corpus.ensure_namespace(name, 10)
+        for i, tokens in enumerate(documents):
+            corpus.ingest("a", str(i), 0, tokens, True)
+        corpus.refresh()
+        drafts.append(corpus.propose(rows, params))
+        assert sum(len(of.rows) for of in drafts[-1].lessons) == 3
+        for of in drafts[-1].lessons:
+            if 0 in of.rows:
+                truth = np.stack([documents[0][8:11], documents[1][9:12]])
+                of.lesson.learn(of.places[:2], truth, np.array([3, 3]))
+        corpus.refresh()
+    got, expected = drafts
+    assert got.tokens[:, 0].tolist() == expected.tokens[:, 0].tolist()
+    np.testing.assert_allclose(got.probabilities[:, 0], expected.probabilities[:, 0], atol=1e-4)
+    for corpus in (device, host):
+        assert sum(decile.drafted for decile in corpus.namespace("a").deciles) > 0
+        assert sum(decile.drafted for decile in corpus.namespace("b").deciles) == 0
+    after = [corpus.propose(rows, params) for corpus in (device, host)]
+    np.testing.assert_allclose(after[0].probabilities[:, 0], after[1].probabilities[:, 0], atol=0.05)
+    assert (after[0].probabilities[:2] != got.probabilities[:2]).any(), "what was learned is in force"
+    assert (after[0].probabilities[2] == got.probabilities[2]).all()
+    for corpus in (device, host):
+        corpus.close()

@@ -97,16 +97,15 @@ def propose(
     buffer = Rows.of(rows, device)
     drafter = DeviceCalibrated(
         index.arena, index.headers, max_batch=len(rows), max_row_tokens=buffer.tokens.shape[1], params=params, launch=launch,
-        searches=searches,
+        searches=searches, prior=torch.from_numpy(calibration.copy()).to(device),
     )  # fmt: skip
     out, lessons = DeviceDrafts.empty(len(rows), params.k, device), DeviceLessons.empty(len(rows), params.k, device)
-    table = torch.from_numpy(calibration.copy()).to(device)
     answers = []
     for _ in range(2):
         out.tokens.fill_(-7)
         lessons.ints.fill_(77)
-        drafter.propose(buffer.tokens, buffer.lengths, buffer.order, buffer.namespaces, out, table, lessons)
-        answers.append(lessons.numpy(out, None))
+        drafter.propose(buffer.tokens, buffer.lengths, buffer.order, buffer.namespaces, out, lessons)
+        answers.append(lessons.numpy(out.numpy()))
     assert (answers[0].drafts.tokens == answers[1].drafts.tokens).all()
     return answers[1]
 

@@ -22,7 +22,6 @@ from draftd.drafter.ops.collect.gpu import collect_rows
 from draftd.drafter.ops.merge.gpu import fill_buckets, merge
 from draftd.drafter.ops.sort.gpu import sort_positions
 from draftd.drafter.params import DraftParams
-from draftd.drafter.policy import CALIBRATION_WORDS
 
 BATCHES = (1, 128, 256, 512)
 """One for each way in which a batch is spread; see Launch.of."""
@@ -86,7 +85,7 @@ def main() -> None:
             control=None if lessons is None else index.memory.control, pins=torch.zeros(64, dtype=torch.int64),
         )  # fmt: skip
         row, words, out = torch.zeros((1, 4096), dtype=torch.int32), torch.ones(1, dtype=torch.int32), DeviceDrafts.empty(1, 16, "cpu")
-        calibrated.propose(row, words, words, words, out, torch.zeros(CALIBRATION_WORDS), lessons)
+        calibrated.propose(row, words, words, words, out, lessons)
     positions = torch.from_numpy(np.arange(2048, dtype=np.int32))
     for count in (64, 2048):
         sort_positions(index.text, positions[:count], 64, 128_256)

@@ -76,12 +76,12 @@ def test_captured_graph_reads_what_is_in_force() -> None:
     buffer = Rows.of(rows, "cuda")
     table = torch.from_numpy(calibration.copy()).cuda()
     drafter = DeviceCalibrated(
-        index.arena, index.headers, max_batch=len(rows), max_row_tokens=buffer.tokens.shape[1], params=params, searches=64
+        index.arena, index.headers, max_batch=len(rows), max_row_tokens=buffer.tokens.shape[1], params=params, searches=64, prior=table
     )
     out, lessons = DeviceDrafts.empty(len(rows), params.k, "cuda"), DeviceLessons.empty(len(rows), params.k, "cuda")
 
     def call() -> None:
-        drafter.propose(buffer.tokens, buffer.lengths, buffer.order, buffer.namespaces, out, table, lessons)
+        drafter.propose(buffer.tokens, buffer.lengths, buffer.order, buffer.namespaces, out, lessons)
 
     call()
     torch.cuda.synchronize()
@@ -97,6 +97,6 @@ def test_captured_graph_reads_what_is_in_force() -> None:
     changed[:] = policy.blank_calibration()
     table.copy_(torch.from_numpy(changed))
     graph.replay()
-    lesson = lessons.numpy(out, None)
+    lesson = lessons.numpy(out.numpy())
     for r, row in enumerate(rows):
         check_draft(lesson, r, row, Corpus(documents), changed, params)

@@ -10,7 +10,15 @@ import triton
 import triton.language as tl
 from triton.language import tensor
 
-from draftd.drafter.device_layout import LOCUS_LENGTHS, RECORD_LENGTH, RECORD_TOKENS, ROW_RECORD_WORDS, TORN
+from draftd.drafter.device_layout import (
+    DEVICE_CALIBRATION,
+    LOCUS_LENGTHS,
+    RECORD_HEADER,
+    RECORD_LENGTH,
+    RECORD_TOKENS,
+    ROW_RECORD_WORDS,
+    TORN,
+)
 from draftd.drafter.device_layout import SEGMENTS as SEGMENT_COUNT
 from draftd.drafter.ops.calibrated import gpu_levels as levels
 from draftd.drafter.ops.calibrated.cpu_mixer import EVIDENCE_FLOATS, EVIDENCE_INTS, VOTE_COUNT
@@ -19,7 +27,7 @@ from draftd.drafter.ops.calibrated.gpu_mix import mix, refine
 from draftd.drafter.ops.calibrated.gpu_seed import find_tail, seed_corpus, seed_own, token_or_none
 from draftd.drafter.ops.draft.gpu_pins import is_torn, unpin
 from draftd.drafter.ops.warp import begin_after_previous
-from draftd.drafter.policy import CALIBRATION_WORDS, REACH, TOP_LEVELS
+from draftd.drafter.policy import REACH, TOP_LEVELS
 
 _LOCUS_LENGTHS = tl.constexpr(LOCUS_LENGTHS)
 _SEGMENTS = tl.constexpr(SEGMENT_COUNT)
@@ -38,7 +46,8 @@ _SAMPLES_ORDER = tl.constexpr(levels.SAMPLES_ORDER)
 _SAMPLES_WEIGHT = tl.constexpr(levels.SAMPLES_WEIGHT)
 _TOP_LEVELS = tl.constexpr(TOP_LEVELS)
 _REACH = tl.constexpr(REACH)
-_CALIBRATION_WORDS = tl.constexpr(CALIBRATION_WORDS)
+_RECORD_HEADER = tl.constexpr(RECORD_HEADER)
+_CALIBRATION = tl.constexpr(DEVICE_CALIBRATION)
 _EVIDENCE_INTS = tl.constexpr(EVIDENCE_INTS)
 _EVIDENCE_FLOATS = tl.constexpr(EVIDENCE_FLOATS)
 _VOTE_COUNT = tl.constexpr(VOTE_COUNT)
@@ -51,10 +60,10 @@ def _is_complete(matched: tensor, least: tensor, levels: tensor) -> tensor:
     return (matched > 0) & (length_of(level_of(matched) - levels) >= least)
 
 
-@triton.jit(do_not_specialize=["hit_room", "row_count", "k", "calibrations", "most_searches", "complete_levels"])
+@triton.jit(do_not_specialize=["hit_room", "k", "most_searches", "complete_levels"])
 def draft_calibrated(
-    arena: tensor, headers: tensor, pins: tensor, tokens: tensor, rows: tensor, row_count: tensor, namespaces: tensor, records: tensor,
-    loci: tensor, hits: tensor, hit_room: tensor, hit_counts: tensor, histograms: tensor, calibration: tensor, calibrations: tensor,
+    arena: tensor, headers: tensor, pins: tensor, tokens: tensor, records: tensor,
+    loci: tensor, hits: tensor, hit_room: tensor, hit_counts: tensor, histograms: tensor, calibration: tensor,
     work: tensor, places: tensor,
     k: tensor, tau: tensor, most_searches: tensor, complete_levels: tensor,
     out_tokens: tensor, out_survival: tensor, out_counts: tensor, out_source: tensor, out_match: tensor, out_occurrences: tensor,
@@ -64,8 +73,8 @@ def draft_calibrated(
     """One launch: a program a row. Leaves the workspace as it must be before the next match_rows.
 
     Args:
-        arena, headers, pins, tokens, rows, row_count, namespaces: As in match_rows; records ... histograms: what it left.
-        calibration: float32 [calibrations, CALIBRATION_WORDS]; a row's namespace says which; the first for those without one.
+        arena, headers, pins, tokens: As in match_rows; records ... histograms: what it left.
+        calibration: float32 [CALIBRATION_WORDS]; for rows whose namespace has none in the arena.
         most_searches: How often a draft may look for what it follows, the first time included. complete_levels: It does so where the
             source that matches longest has not all occurrences of its longest level and so many below.
         work: int32 [batch, WORK_WORDS]; places: int64 [batch, HELD]; workspace.
@@ -85,9 +94,9 @@ def draft_calibrated(
     version = tl.load(words)
     n = tl.load(words + _RECORD_LENGTH).to(tl.int32)
     row = tokens + tl.load(words + _RECORD_TOKENS)
-    slot = tl.load(rows + b).to(tl.int64)
-    namespace = tl.load(namespaces + tl.where((slot >= 0) & (slot < row_count), slot, 0))
-    table = calibration + tl.where((namespace >= 0) & (namespace < calibrations), namespace, 0).to(tl.int64) * _CALIBRATION_WORDS
+    header = headers + tl.load(words + _RECORD_HEADER, mask=version > 0, other=0)
+    learned = tl.load(header + _CALIBRATION, mask=version > 0, other=0)
+    table = tl.where(learned > 0, arena.to(tl.pointer_type(tl.float32)) + learned, calibration)
     row_loci = loci + b * (_SEGMENTS * _LOCUS_LENGTHS * 2)
     row_hits = hits + b * 2 * hit_room
     work = work + b * _WORK_WORDS
