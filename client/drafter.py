@@ -251,6 +251,11 @@ class Drafter:
         return transport.name if transport else "none"
 
     @property
+    def attachments(self) -> int:
+        """Attachments so far."""
+        return self._connection.session.attachments
+
+    @property
     def fallback(self) -> str:
         """Why the engine does not map, where it would; empty if it does."""
         return self._connection.session.fallback

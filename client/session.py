@@ -64,6 +64,7 @@ class Session:
         alive: The service answered the last call.
         trouble: Fail-open reason and detail of the last failure; ("unattached", ...) before the first try has ended.
         prepared: Rows can be drafted for from their own tokens.
+        attachments: Attachments so far.
         fallback: Why the newest attachment does not map, where the engine would; empty if it does.
         fallbacks: Attachments so far that had such a reason.
     """
@@ -73,6 +74,7 @@ class Session:
         self.alive = False
         self.trouble = ("unattached", "the service has not answered yet")
         self.prepared = False
+        self.attachments = 0
         self.fallback = ""
         self.fallbacks = 0
         self._config = config
@@ -186,6 +188,7 @@ class Session:
         transport = self._open_transport(link, response)
         self._wake.clear()
         self.transport, self.alive = transport, True
+        self.attachments += 1
         self._note_fallback(transport.name, response.fallback_reason)
         return link.lease_s
 

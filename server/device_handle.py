@@ -92,6 +92,22 @@ class TensorSharing:
         self._lock = Lock()
         self._live: set[DeviceTensors] = set()
         self._ended: Counter[str] = Counter()
+        self._idle_streams: list[int] = []
+
+    def take_stream(self) -> int:
+        """A stream for one attachment: those of PyTorch are shared once there are many.
+
+        It is given back and never destroyed, since PyTorch's allocators remember on which streams memory was used.
+        """
+        with self._lock:
+            if self._idle_streams:
+                return self._idle_streams.pop()
+        return int(cuda_memory.call("cuStreamCreateWithPriority", _NON_BLOCKING, _PRIORITY))
+
+    def give_back_stream(self, stream: int) -> None:
+        """Nothing is on it any more."""
+        with self._lock:
+            self._idle_streams.append(stream)
 
     def make_current(self) -> None:
         """Makes the GPU the calling thread's."""
@@ -170,8 +186,7 @@ class DeviceTensors:
         self._closed = False
         self._lock = asyncio.Lock()
         device = sharing.device
-        # Of its own: those of PyTorch are shared once there are many.
-        self._raw_stream = int(cuda_memory.call("cuStreamCreateWithPriority", _NON_BLOCKING, _PRIORITY))
+        self._raw_stream = sharing.take_stream()
         self._stream = torch.cuda.ExternalStream(self._raw_stream, device)
         at = opened.placed
         # Only the first columns count, so that the drafter's workspace is no larger than the attachment asks for.
@@ -320,7 +335,7 @@ class DeviceTensors:
         cuda_memory.call("cuMemHostUnregister", self.words.address)
         if self._pin is not None:
             self._pin.close()
-        cuda_memory.call("cuStreamDestroy", self._raw_stream)
+        self._sharing.give_back_stream(self._raw_stream)
 
 
 class _Pin:

@@ -202,6 +202,11 @@ class DeviceSession:
         return self._drafter.transport
 
     @property
+    def attachments(self) -> int:
+        """Attachments so far."""
+        return self._drafter.attachments
+
+    @property
     def trouble(self) -> tuple[str, str]:
         """Reason and detail of the last failure."""
         return self._drafter.trouble

@@ -231,8 +231,8 @@ def test_writer_waits_for_a_reader_that_moves_and_passes_over_one_that_does_not(
 
 
 def test_header_goes_on_counting_when_another_index_has_it() -> None:
-    memory = DeviceMemory(4 * 4096, 1, "cpu")
     shape = DeviceShape(64, 32, 32, 100, 8)
+    memory = DeviceMemory(4 * shape.elements, 1, "cpu")
     first = DeviceIndex(shape, memory=memory)
     number = first.current.number
     first.close()

@@ -313,7 +313,7 @@ def test_engine_goes_on_when_the_service_is_stopped_or_killed_while_it_waits() -
     own.start()
     try:
         _fill(own)
-        engine = _Engine(own, "goes on", timeout_ms=50)
+        engine = _Engine(own, "goes-on", timeout_ms=50)
         _drafts_again(engine, own)
         _waits_in_vain(engine, lambda: own.signal(signal.SIGSTOP))
         own.signal(signal.SIGCONT)
@@ -334,7 +334,7 @@ def test_engine_goes_on_when_the_service_is_stopped_or_killed_while_it_waits() -
 def test_memory_after_many_attachments_is_that_after_the_first(service: PrivateService) -> None:
     free = []
     for i in range(12):
-        engine = _Engine(service, f"again {i}")
+        engine = _Engine(service, f"again-{i}")
         engine.handle.propose(engine.rows(1))
         _passes()
         engine.handle.close()
