@@ -43,6 +43,10 @@ class DeviceLessons:
         ints[:, :, VOTE_COUNT] = -1
         return DeviceLessons(ints, torch.zeros((n, k + 1, EVIDENCE_FLOATS), dtype=torch.float32, device=device))
 
+    def first(self, n: int) -> DeviceLessons:
+        """The lessons of the first n drafts, as views."""
+        return DeviceLessons(self.ints[:n], self.floats[:n])
+
     def numpy(self, drafts: Drafts) -> Lesson:
         """A copy on the host, to learn from; what it teaches goes nowhere yet. Waits for the device.
 

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from draftd.drafter.corpus_config import CorpusConfig
 from draftd.drafter.cuda_memory import CudaError, device_uuid
-from draftd.drafter.device import DeviceDrafter, DeviceDrafts
-from draftd.drafter.device_calibrated import DeviceCalibrated, DeviceLessons
+from draftd.drafter.device import DeviceDrafts
 from draftd.drafter.device_index import DeviceIndex, DeviceShape
 from draftd.drafter.device_matching import LONG_ROW_TOKENS
 from draftd.drafter.device_memory import DeviceMemory, Exported
+from draftd.drafter.device_rules import DeviceRule
 from draftd.drafter.drafts import Drafts, RowLessons
 from draftd.drafter.errors import FailedPrecondition, InvalidArgument
 from draftd.drafter.index import IndexArrays
@@ -41,26 +41,14 @@ _MIN_WIDTH = 256
 
 @dataclass(slots=True)
 class _Workspace:
-    """A drafter with its input on both sides and its output: tokens int32 [n, width]; words int32 [3, n], lengths, rows, namespaces.
+    """A drafter with its input on both sides and its output: tokens int32 [n, width]; words int32 [3, n], lengths, rows, namespaces."""
 
-    lessons: What it drafted from, by the rule `calibrated`; None by the other.
-    """
-
-    drafter: DeviceDrafter | DeviceCalibrated
+    drafter: DeviceRule
     host_tokens: torch.Tensor
     host_words: torch.Tensor
     tokens: torch.Tensor
     words: torch.Tensor
     out: DeviceDrafts
-    lessons: DeviceLessons | None
-
-    def propose(self) -> None:
-        """Drafts, on the current stream."""
-        tokens, (lengths, rows, namespaces) = self.tokens, self.words
-        if isinstance(self.drafter, DeviceCalibrated):
-            self.drafter.propose(tokens, lengths, rows, namespaces, self.out, self.lessons)
-        else:
-            self.drafter.propose(tokens, lengths, rows, namespaces, self.out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,11 +195,12 @@ class DeviceIndexes:
             work.tokens[:n].copy_(work.host_tokens[:n], non_blocking=True)
             work.words.copy_(work.host_words, non_blocking=True)
             with self.memory.launching():
-                work.propose()
+                lengths, places, namespaces = work.words
+                work.drafter.propose(work.tokens, lengths, places, namespaces, work.out)
             drafts = work.out.numpy()
-            if work.lessons is None:
+            if work.drafter.lessons is None:
                 return drafts.first(n)
-            lesson = work.lessons.numpy(drafts)
+            lesson = work.drafter.lessons.numpy(drafts)
         drafts = drafts.first(n)
         for name in set(names) & self._learned.keys():
             of_name = np.array([i for i, row_name in enumerate(names) if row_name == name])
@@ -224,17 +213,10 @@ class DeviceIndexes:
         if work is None:
             memory = self.memory
             compiled_k = 16 if params.k <= 16 else MAX_K
-            calibrated = params.policy == "calibrated" and (params.use_local or params.use_corpus)
-            drafter: DeviceDrafter | DeviceCalibrated
-            if calibrated:
-                drafter = DeviceCalibrated(
-                    memory.words, memory.headers, max_batch=batch, max_row_tokens=width, params=params, compiled_k=compiled_k
-                )
-            else:
-                drafter = DeviceDrafter(
-                    memory.words, memory.headers, max_batch=batch, max_row_tokens=width, params=params, compiled_k=compiled_k,
-                    compiled_depth=self._config.depth,
-                )  # fmt: skip
+            drafter = DeviceRule(
+                memory.words, memory.headers, max_batch=batch, max_row_tokens=width, params=params, teaching=True, compiled_k=compiled_k,
+                compiled_depth=self._config.depth,
+            )  # fmt: skip
             host = {"dtype": torch.int32, "pin_memory": memory.on_gpu}
             work = _Workspace(
                 drafter,
@@ -243,7 +225,6 @@ class DeviceIndexes:
                 torch.zeros((batch, width), dtype=torch.int32, device=memory.device),
                 torch.zeros((3, batch), dtype=torch.int32, device=memory.device),
                 DeviceDrafts.empty(batch, params.k, memory.device),
-                DeviceLessons.empty(batch, params.k, memory.device) if calibrated else None,
             )
             work.host_words[1] = torch.arange(batch, dtype=torch.int32)
             self._workspaces[key] = work

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from draftd.drafter import cuda_memory
 from draftd.drafter.cuda_memory import AddressRange, CudaError, Physical
-from draftd.drafter.device import DeviceDrafter, DeviceDrafts
+from draftd.drafter.device import DeviceDrafts
 from draftd.drafter.device_indexes import DeviceIndexes
 from draftd.drafter.device_layout import PIN_WORDS
+from draftd.drafter.device_rules import DeviceRule
 from draftd.drafter.errors import FailedPrecondition, NotFound, ResourceExhausted
 from draftd.drafter.params import MAX_K, DraftParams
 from draftd.drafter.stream_words import DONE, PAGE_BYTES, READY, WordPage
@@ -219,12 +220,13 @@ class DeviceTensors:
         assert self._pin is not None
         sizes = [1 << i for i in range((self._max_rows - 1).bit_length())] + [self._max_rows]
         # Its workspace is allocated on the default stream, whose memory serves the next attachment.
-        self._drafter = DeviceDrafter(
+        self._drafter = DeviceRule(
             memory.words,
             memory.headers,
             max_batch=self._max_rows,
             max_row_tokens=length,
             params=params,
+            teaching=False,
             compiled_k=16 if params.k <= 16 else MAX_K,
             compiled_depth=params.max_depth,
             control=memory.control,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -15,8 +16,11 @@ from numpy.typing import NDArray
 
 from draftd.client.drafter import Drafter
 from draftd.drafter.device import DeviceDrafts
-from draftd.drafter.drafts import Drafts
-from draftd.drafter.ops.collect.gpu import NEW_TOKENS, RECORD_HEAD, RING, collect_rows
+from draftd.drafter.device_calibrated import DeviceLessons
+from draftd.drafter.drafts import Drafts, RowLessons
+from draftd.drafter.lessons import Learned, Lesson
+from draftd.drafter.ops.calibrated.cpu_mixer import EVIDENCE_FLOATS, EVIDENCE_INTS
+from draftd.drafter.ops.collect.gpu import NEW_TOKENS, RECORD_HEAD, RING, SAMPLES, collect_rows
 
 _PAUSE_S = 0.004
 _FINISH_S = 0.25
@@ -30,13 +34,15 @@ class Carrier:
         drafter: Is told of tokens and drafts, under `lock`.
         tokens, lengths: The engine's; see DeviceSession.
         max_batch: Most rows of a launch. k: tokens of a draft.
+        learned_of: Says where what a row's drafts teach goes; None: lessons are not carried.
 
     Attributes:
         overruns: Launches that were overwritten before they were read.
     """
 
     def __init__(
-        self, drafter: Drafter, lock: threading.RLock, tokens: torch.Tensor, lengths: torch.Tensor, max_batch: int, k: int
+        self, drafter: Drafter, lock: threading.RLock, tokens: torch.Tensor, lengths: torch.Tensor, max_batch: int, k: int,
+        learned_of: Callable[[int], Learned | None] | None = None,
     ) -> None:  # fmt: skip
         self.overruns = 0
         self._drafter, self._lock = drafter, lock
@@ -49,6 +55,11 @@ class Carrier:
         shape = (RING, max_batch, RECORD_HEAD + NEW_TOKENS + self._width)
         self._records = torch.zeros(shape, dtype=torch.int32, pin_memory=tokens.is_cuda)
         self._done = torch.zeros((RING, 2), dtype=torch.int64, pin_memory=tokens.is_cuda)
+        self._learned_of = learned_of
+        self._lesson_words = ((k + 1) * EVIDENCE_INTS, (k + 1) * EVIDENCE_FLOATS)
+        sample_shape = (RING, SAMPLES, k + sum(self._lesson_words)) if learned_of else (1, 1, 1)
+        self._samples = torch.zeros(sample_shape, dtype=torch.int32, pin_memory=tokens.is_cuda)
+        self._host_samples: NDArray[np.int32] = self._samples.numpy()
         self._host_records: NDArray[np.int32] = self._records.numpy()
         self._host_done: NDArray[np.int64] = self._done.numpy()
         self._read = 0
@@ -81,8 +92,8 @@ class Carrier:
         if length is not None and self._held[row] >= length:
             self._finish(row)
 
-    def launch(self, rows: torch.Tensor, drafts: DeviceDrafts) -> None:
-        """Enqueues the kernel on the current stream; may be captured."""
+    def launch(self, rows: torch.Tensor, drafts: DeviceDrafts, lessons: DeviceLessons | None = None) -> None:
+        """Enqueues the kernel on the current stream; may be captured. Lessons are given if there is `learned_of`."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="draftd-carrier", daemon=True)
             self._thread.start()
@@ -90,7 +101,10 @@ class Carrier:
         collect_rows[(rows.shape[0],)](
             tokens, tokens.stride(0), tokens.shape[0], tokens.shape[1], self._lengths, rows, self._carried,
             drafts.tokens, drafts.counts, drafts.source, drafts.match_length, drafts.occurrences, self._k,
-            self._counters, self._records, self._done, self._max_batch, K=self._width, num_warps=1,
+            self._counters, self._records, self._done, self._max_batch,
+            *((drafts.probabilities.view(torch.int32), lessons.ints, self._lesson_words[0], lessons.floats.view(torch.int32))
+              if lessons else (self._carried, self._carried, 0, self._carried)), self._lesson_words[1], self._samples,
+            K=self._width, TEACHING=lessons is not None, num_warps=1,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -115,18 +129,19 @@ class Carrier:
                 break
             batch = int(self._host_done[place, 1])
             records = self._host_records[place, :batch].copy()
+            samples = self._host_samples[place, :batch].copy() if self._learned_of else None
             if int(self._host_done[place, 0]) != self._read + 1:
                 self._overrun()
                 continue
             self._read += 1
             with self._lock:
-                self._tell(records)
+                self._tell(records, samples)
         now = time.monotonic()
         with self._lock:
             for row in [row for row, (length, _, until) in self._ending.items() if until < now or self._is_whole(row, length)]:
                 self._finish(row)
 
-    def _tell(self, records: NDArray[np.int32]) -> None:
+    def _tell(self, records: NDArray[np.int32], samples: NDArray[np.int32] | None) -> None:
         known = []
         for i, (row, generation, before, new, *_) in enumerate(records[:, :RECORD_HEAD].tolist()):
             if row < 0 or generation != int(self._generations[row]) & 0x7FFFFFFF or self._held[row] != before:
@@ -137,7 +152,10 @@ class Carrier:
             if row not in self._ending:
                 known.append(i)
         if known:
-            self._drafter.observe(records[known, 0].astype(np.int64), self._drafts(records[known]))
+            drafts = self._drafts(records[known])
+            if samples is not None:
+                drafts.lessons = self._lessons(records[:, 0], known, drafts, samples)
+            self._drafter.observe(records[known, 0].astype(np.int64), drafts)
 
     def _drafts(self, records: NDArray[np.int32]) -> Drafts:
         drafts = Drafts.empty(len(records), self._k)
@@ -145,6 +163,26 @@ class Carrier:
         for column, field in enumerate((drafts.counts, drafts.source, drafts.match_length, drafts.occurrences)):
             field[:] = records[:, 4 + column]
         return drafts
+
+    def _lessons(self, rows: NDArray[np.int32], known: list[int], drafts: Drafts, samples: NDArray[np.int32]) -> list[RowLessons]:
+        """Those of the launch that was read last; `known`: which of its rows the drafts are of."""
+        batch, k = len(rows), self._k
+        assert self._learned_of is not None
+        found = []
+        for nth in range(min(batch, SAMPLES)):
+            row = (SAMPLES * (self._read - 1) + nth) % batch
+            learned = self._learned_of(int(rows[row])) if row in known else None
+            if learned is None:
+                continue
+            place = np.array([known.index(row)])
+            probabilities, ints, floats = np.split(samples[nth], [k, k + self._lesson_words[0]])
+            drafts.probabilities[place] = probabilities.view(np.float32)
+            lesson = Lesson.unset(drafts.take(place), learned)
+            lesson.parents[0] = np.arange(-1, k - 1)
+            lesson.ints[0] = ints.reshape(k + 1, EVIDENCE_INTS)
+            lesson.floats[0] = floats.view(np.float32).reshape(k + 1, EVIDENCE_FLOATS)
+            found.append(RowLessons(place, np.zeros(1, np.int64), lesson))
+        return found
 
     def _is_whole(self, row: int, length: int | None) -> bool:
         return length is not None and int(self._held[row]) >= length

@@ -22,9 +22,11 @@ from draftd.client.device.carrier import Carrier
 from draftd.client.device.memory import MappedMemory
 from draftd.client.drafter import Drafter
 from draftd.drafter.cuda_memory import device_uuid
-from draftd.drafter.device import DeviceDrafter, DeviceDrafts
+from draftd.drafter.device import DeviceDrafts
 from draftd.drafter.device_layout import PIN_MAPPED
+from draftd.drafter.device_rules import DeviceRule
 from draftd.drafter.errors import InvalidArgument
+from draftd.drafter.lessons import Learned
 from draftd.drafter.params import DraftParams
 from draftd.drafter.stats import EngineStats
 from draftd.proto.draftd.v1 import draftd_pb2 as pb
@@ -47,7 +49,7 @@ class DeviceSession:
         k: Most tokens of a draft, in [1, 64].
         max_batch: Most rows of a `propose`.
         namespace, extra_namespaces: What rows draft from and are kept in; those that `start` may name.
-        params: How to draft; policy `tree` only. None: k tokens by the defaults.
+        params: How to draft; chains only. None: k tokens by the defaults.
         tokenizer_fingerprint: Identifies the tokenizer; a namespace refuses another than its first.
         strict: Raise instead of failing open; for tests.
         credentials: The token; None takes the DRAFTD_CLIENT_* variables.
@@ -84,9 +86,9 @@ class DeviceSession:
         rows, max_length = tokens.shape
         if lengths.shape != (rows,) or lengths.device != tokens.device or lengths.dtype not in (torch.int32, torch.int64):
             raise InvalidArgument(f"lengths must be int32 or int64 [{rows}] on {tokens.device}", "lengths")
-        if params is not None and params.policy != "tree":
-            raise InvalidArgument("params.policy must be tree: the other rule drafts on the host only", "params.policy")
-        self.params = params or DraftParams(k=k, policy="tree")
+        self.params = params or DraftParams(k=k)
+        if self.params.branches != 1:
+            raise InvalidArgument(f"params.branches is {self.params.branches}; on a GPU drafts are chains: 1", "params.branches")
         self.device = tokens.device
         self._tokens, self._lengths_of_rows = tokens, lengths
         self._default = namespace
@@ -95,9 +97,9 @@ class DeviceSession:
             self._side = torch.cuda.Stream(self.device)
             self._namespaces = torch.full((rows,), -1, dtype=torch.int32, device=self.device)
             memory = self.memory
-            self._kernels = DeviceDrafter(
-                memory.words, memory.headers, max_batch=max_batch, max_row_tokens=max_length, params=self.params, control=memory.control,
-                pins=memory.pins,
+            self._rule = DeviceRule(
+                memory.words, memory.headers, max_batch=max_batch, max_row_tokens=max_length, params=self.params, teaching=True,
+                control=memory.control, pins=memory.pins,
             )  # fmt: skip
             self._out = DeviceDrafts.empty(max_batch, self.params.k, self.device)
             self._warm_up(max_batch)
@@ -105,13 +107,16 @@ class DeviceSession:
         self._mapping = threading.Lock()
         self.headers: dict[str, int] = {}
         self._names: list[str | None] = [None] * rows
+        self._learned: dict[str, Learned] = {}
         self._remapping = False
         self._drafter = Drafter(
             endpoint, engine=engine, vocab_size=vocab_size, k=self.params.k, max_rows=rows, max_length=max_length, namespace=namespace,
             extra_namespaces=extra_namespaces, transport="mapped", params=self.params, tokenizer_fingerprint=tokenizer_fingerprint,
             strict=strict, credentials=credentials, device=self, device_uuid=device_uuid(self.device),
         )  # fmt: skip
-        self._carrier = Carrier(self._drafter, self._lock, tokens, lengths, max_batch, self.params.k)
+        self._carrier = Carrier(
+            self._drafter, self._lock, tokens, lengths, max_batch, self.params.k, self._learned_of if self._rule.lessons else None
+        )
 
     # -- what an engine calls ------------------------------------------------------------------------------------------------
 
@@ -148,13 +153,16 @@ class DeviceSession:
         """
         drafts = out or self._out.first(rows.shape[0])
         with torch.cuda.device(self.device):
-            self._kernels.propose(self._tokens, self._lengths_of_rows, rows, self._namespaces, drafts)
+            self._rule.propose(self._tokens, self._lengths_of_rows, rows, self._namespaces, drafts)
         return drafts
 
     def collect(self, rows: torch.Tensor, drafts: DeviceDrafts) -> None:
-        """Carries the rows' new tokens and their drafts to the host, which tells the service of them; after `propose`, on its stream."""
+        """Carries the rows' new tokens and their drafts to the host, which tells the service of them; after their `propose`, on its stream.
+
+        By the rule `calibrated`, a few rows of each batch also carry what their drafts were decided from, to be learned from.
+        """
         with torch.cuda.device(self.device):
-            self._carrier.launch(rows, drafts)
+            self._carrier.launch(rows, drafts, self._rule.lessons)
 
     def committed(self, row: int, tokens: ArrayLike) -> None:
         """Tells what the engine has committed to a row, where `collect` does not: integers [n]."""
@@ -258,6 +266,15 @@ class DeviceSession:
                     self.headers = headers
                     self._set_namespaces([-1 if name is None else headers.get(name, -1) for name in self._names], mapped=True)
                     self._remapping = False
+
+    def learn_into(self, learned: dict[str, Learned]) -> None:
+        """See DeviceLink."""
+        with self._lock:
+            self._learned = learned
+
+    def _learned_of(self, row: int) -> Learned | None:
+        name = self._names[row]
+        return None if name is None else self._learned.get(name)
 
     def _set_namespaces(self, headers: list[int], *, mapped: bool) -> None:
         with torch.cuda.stream(self._side):

@@ -19,6 +19,7 @@ from draftd.client.rows import Request, RowTable
 from draftd.client.transports import Link
 from draftd.drafter.drafts import Drafts
 from draftd.drafter.layout import LEARNING_NAMESPACES
+from draftd.drafter.lessons import Learned
 from draftd.drafter.params import DraftParams
 from draftd.drafter.reader import IndexReader, TornRead, row_addresses
 from draftd.drafter.rows import RowBlock
@@ -30,6 +31,9 @@ class DeviceLink(Protocol):
 
     def remap(self, device: pb.DeviceMap) -> None:
         """Maps what the service hands out, in place of what was mapped before; OSError or ValueError if that cannot be."""
+
+    def learn_into(self, learned: dict[str, Learned]) -> None:
+        """Says where what drafts teach goes from now on, by namespace; called from the session's thread."""
 
 
 class MappedTransport:
@@ -64,16 +68,18 @@ class MappedTransport:
         self._reader: IndexReader | None = None
         if response.HasField("device") != (device is not None):
             raise ValueError(f"the index is {'in device' if device is None else 'in host'} memory")
+        learned = {name: self.block.learned(i, reserve=True) for i, name in enumerate(namespaces[:LEARNING_NAMESPACES])}
         if device is not None:
             device.remap(response.device)
+            device.learn_into(learned)
         else:
             self._reader = IndexReader.open(
                 wire.block_spec(response.control),
                 {index.namespace: wire.block_spec(index.block) for index in response.indexes},
                 self.block,
             )
-            for i, name in enumerate(namespaces[:LEARNING_NAMESPACES]):
-                self._reader.learn_into(name, self.block.learned(i, reserve=True))
+            for name, into in learned.items():
+                self._reader.learn_into(name, into)
         if self.block.max_length < table.max_length:
             raise ValueError(f"the row block has rows of {self.block.max_length} tokens; {table.max_length} were asked for")
         self._free = list(range(self.block.n_slots))

@@ -8,9 +8,10 @@ import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast, get_args
 
 from draftd.drafter.errors import InvalidArgument
+from draftd.drafter.params import Policy
 
 _NAME = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
 _OPTIONS = {"draftd_namespace", "draftd_private", "draftd_off", "draftd_keep_prompt"}
@@ -27,6 +28,7 @@ class Settings:
         extra_namespaces: Further namespaces that requests may come to.
         attach_s: How long to wait for the service at the start, in seconds, before vLLM goes on without it.
         graphs: Replay a CUDA graph for a batch's draft instead of launching its kernels.
+        policy: The rule to draft by.
     """
 
     endpoint: str
@@ -35,6 +37,7 @@ class Settings:
     extra_namespaces: tuple[str, ...] = ()
     attach_s: float = 5.0
     graphs: bool = False
+    policy: Policy = "calibrated"
 
     @staticmethod
     def of(vllm_config: Any, environment: Mapping[str, str] = os.environ) -> Settings:
@@ -62,6 +65,7 @@ class Settings:
             extra,
             _number(environment, "DRAFTD_VLLM_ATTACH_S", 5.0),
             environment.get("DRAFTD_VLLM_GRAPHS", "0") == "1",
+            _policy(environment.get("DRAFTD_VLLM_POLICY") or "calibrated"),
         )
 
     @property
@@ -118,6 +122,12 @@ def unknown_options(extra_args: Mapping[str, Any] | None) -> list[str]:
 def _is_true(value: Any) -> bool:
     """vLLM's HTTP server lets strings, numbers and booleans through."""
     return value in (True, 1) or (isinstance(value, str) and value.lower() in ("1", "true", "yes"))
+
+
+def _policy(given: str) -> Policy:
+    if given not in get_args(Policy):
+        raise InvalidArgument(f"DRAFTD_VLLM_POLICY is {given!r}; it must be calibrated or tree", "DRAFTD_VLLM_POLICY")
+    return cast(Policy, given)
 
 
 def _number(environment: Mapping[str, str], name: str, default: float) -> float:

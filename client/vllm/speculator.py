@@ -18,11 +18,13 @@ from draftd.client.vllm.requests import Requests, Session
 from draftd.client.vllm.settings import Settings
 from draftd.drafter.device import DeviceDrafts
 from draftd.drafter.errors import DraftdError
-from draftd.drafter.params import MAX_K, DraftParams
+from draftd.drafter.params import MAX_K, DraftParams, Policy
 
 log = logging.getLogger("vllm.plugins.draftd")
 
 _BLOCK = 128
+_ADAPTIVE_TAU = 0.02
+"""Tokens less likely than this are never worth a place in a batch."""
 
 
 class DraftingSession(Session, Protocol):
@@ -108,7 +110,7 @@ def open_session(settings: Settings, vllm_config: Any, req_states: Any) -> Draft
         max_batch=req_states.max_num_reqs,
         namespace=settings.namespace,
         extra_namespaces=settings.extra_namespaces,
-        params=draft_params(vllm_config.speculative_config),
+        params=draft_params(vllm_config.speculative_config, settings.policy),
     )
     if not session.wait_attached(settings.attach_s):
         reason, detail = session.trouble
@@ -117,17 +119,20 @@ def open_session(settings: Settings, vllm_config: Any, req_states: Any) -> Draft
     return session
 
 
-def draft_params(speculative_config: Any) -> DraftParams:
+def draft_params(speculative_config: Any, policy: Policy) -> DraftParams:
     """How to draft for vLLM.
 
     vLLM verifies as many tokens as it was configured for, drafted or not, so a draft may be as long as that however unlikely it is, unless
-    adaptive verification chooses from all requests' tokens by their confidence.
+    adaptive verification chooses from all requests' tokens by their confidence; it chooses better from more of them.
 
     Raises:
         InvalidArgument: vLLM wants longer drafts than there are.
     """
     k = speculative_config.num_speculative_tokens
-    if speculative_config.enable_adaptive_verification or k > MAX_K:
+    adaptive = speculative_config.enable_adaptive_verification
+    if policy == "calibrated":
+        return DraftParams(k=k, tau=_ADAPTIVE_TAU if adaptive else 0.0)
+    if adaptive or k > MAX_K:
         return DraftParams(k=k, policy="tree")
     return DraftParams(k=k, policy="tree", min_token_prob=0.0, spec_offset=k / 2)
 

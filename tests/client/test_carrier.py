@@ -16,14 +16,17 @@ pytest.importorskip("triton", reason="triton is not installed")
 from draftd.client.device.carrier import Carrier  # noqa: E402
 from draftd.client.drafter import Drafter  # noqa: E402
 from draftd.drafter.device import DeviceDrafts  # noqa: E402
-from draftd.drafter.drafts import Drafts  # noqa: E402
-from draftd.drafter.ops.collect.gpu import NEW_TOKENS, RING  # noqa: E402
+from draftd.drafter.device_calibrated import DeviceLessons  # noqa: E402
+from draftd.drafter.drafts import Drafts, RowLessons  # noqa: E402
+from draftd.drafter.lessons import Learned  # noqa: E402
+from draftd.drafter.ops.collect.gpu import NEW_TOKENS, RING, SAMPLES  # noqa: E402
 
 
 class Told:
     """Stands in for a Drafter: what each request was told."""
 
     def __init__(self) -> None:
+        self.lessons: list[tuple[int, RowLessons, Drafts]] = []
         self.tokens: dict[int, list[int]] = {}
         self.finished: list[tuple[int, bool, int | None, list[int]]] = []
         self.drafts: list[tuple[list[int], list[int]]] = []
@@ -36,6 +39,7 @@ class Told:
 
     def observe(self, rows: Any, drafts: Drafts) -> None:
         self.drafts.append((rows.tolist(), drafts.counts.tolist()))
+        self.lessons += [(int(rows[of.rows[0]]), of, drafts) for of in drafts.lessons]
 
 
 class Engine:
@@ -128,3 +132,35 @@ def test_a_finished_row_is_told_of_no_more() -> None:
     engine.step([0])
     assert engine.told.finished == [(0, True, 10, [])]
     assert engine.told.tokens == {}
+
+
+def test_lessons_of_some_rows_of_each_batch_are_carried() -> None:
+    """Of other rows each time; those of private rows, which learn into nothing, are left out."""
+    rows, k = SAMPLES + 5, 5
+    told, learned = Told(), Learned.in_process()
+    tokens, lengths = torch.zeros((rows, 300), dtype=torch.int32), torch.full((rows,), 10, dtype=torch.int32)
+    carrier = Carrier(cast(Drafter, told), threading.RLock(), tokens, lengths, rows, k, lambda row: None if row == 2 else learned)
+    carrier._thread = threading.Thread()
+    for row in range(rows):
+        carrier.begin(row, 10)
+    drafts, lessons = DeviceDrafts.empty(rows, k, "cpu"), DeviceLessons.empty(rows, k, "cpu")
+    for i, of in enumerate((drafts.tokens, drafts.probabilities, lessons.ints, lessons.floats)):
+        of.copy_(torch.arange(of.numel()).view(of.shape) + i)
+    order = torch.arange(rows, dtype=torch.int32).flip(0)
+    seen = []
+    for _ in range(3):
+        told.lessons.clear()
+        carrier.launch(order, drafts, lessons)
+        carrier._drain()
+        seen.append([row for row, _, _ in told.lessons])
+        for row, of, told_drafts in told.lessons:
+            place, lesson = rows - 1 - row, of.lesson
+            assert (of.rows.tolist(), of.places.tolist(), lesson.learned) == ([place], [0], learned)
+            assert (lesson.ints[0] == lessons.ints[place].numpy()).all()
+            assert (lesson.floats[0] == lessons.floats[place].numpy()).all()
+            assert (lesson.drafts.tokens[0] == drafts.tokens[place].numpy()).all()
+            assert (lesson.drafts.probabilities[0] == drafts.probabilities[place].numpy()).all()
+            assert (told_drafts.probabilities[place] == drafts.probabilities[place].numpy()).all()
+            assert lesson.parents[0].tolist() == [-1, 0, 1, 2, 3]
+    carried = [rows - 1 - i % rows for i in range(3 * SAMPLES)]
+    assert seen == [[row for row in carried[i * SAMPLES : (i + 1) * SAMPLES] if row != 2] for i in range(3)]

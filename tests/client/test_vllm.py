@@ -11,7 +11,7 @@ import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -27,6 +27,7 @@ from draftd.client.vllm.settings import RequestOptions, Settings, unknown_option
 from draftd.client.vllm.speculator import DraftdSpeculator, draft_params, make_speculator
 from draftd.drafter.device import DeviceDrafts
 from draftd.drafter.errors import InvalidArgument
+from draftd.drafter.params import DraftParams, Policy
 
 K = 4
 ROWS = 6
@@ -261,9 +262,10 @@ def test_settings_come_from_the_environment_and_the_model() -> None:
         "DRAFTD_VLLM_NAMESPACES": "a,b/c",
         "DRAFTD_VLLM_ATTACH_S": "0.5",
         "DRAFTD_VLLM_GRAPHS": "1",
+        "DRAFTD_VLLM_POLICY": "tree",
     }
     settings = Settings.of(config(data_parallel_size=2, data_parallel_rank=1), environment)
-    assert settings == Settings("unix:/s", "replica-dp1", "base", ("a", "b/c"), 0.5, True)
+    assert settings == Settings("unix:/s", "replica-dp1", "base", ("a", "b/c"), 0.5, True, "tree")
 
 
 def test_a_model_whose_name_is_a_path_has_a_namespace() -> None:
@@ -271,7 +273,15 @@ def test_a_model_whose_name_is_a_path_has_a_namespace() -> None:
     assert Settings.of(config(served_model_name=["short"]), {"DRAFTD_ENDPOINT": "x"}).namespace == "short"
 
 
-@pytest.mark.parametrize("wrong", [{"DRAFTD_VLLM_NAMESPACES": "a b"}, {"DRAFTD_VLLM_ATTACH_S": "soon"}, {"DRAFTD_VLLM_ATTACH_S": "-1"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"DRAFTD_VLLM_NAMESPACES": "a b"},
+        {"DRAFTD_VLLM_ATTACH_S": "soon"},
+        {"DRAFTD_VLLM_ATTACH_S": "-1"},
+        {"DRAFTD_VLLM_POLICY": "suffix"},
+    ],
+)
 def test_wrong_settings_are_refused(wrong: dict[str, str]) -> None:
     with pytest.raises(InvalidArgument):
         Settings.of(config(), {"DRAFTD_ENDPOINT": "x", **wrong})
@@ -489,13 +499,16 @@ def test_ranks_agree_to_use_draftd(session: FakeSession, monkeypatch: pytest.Mon
 
 
 def test_drafts_are_long_unless_vllm_chooses_by_confidence() -> None:
-    plain = draft_params(config().speculative_config)
-    chosen = draft_params(config(enable_adaptive_verification=True).speculative_config)
+    fixed, adaptive = (config(enable_adaptive_verification=on).speculative_config for on in (False, True))
+    plain, chosen = draft_params(fixed, "tree"), draft_params(adaptive, "tree")
     assert (plain.k, plain.min_token_prob, plain.policy) == (K, 0.0, "tree")
     assert (chosen.k, chosen.policy) == (K, "tree")
     assert chosen.min_token_prob > 0
-    with pytest.raises(InvalidArgument):
-        draft_params(config(num_speculative_tokens=65).speculative_config)
+    assert draft_params(fixed, "calibrated") == DraftParams(k=K, tau=0.0)
+    assert 0 < draft_params(adaptive, "calibrated").tau < DraftParams().tau
+    for policy in get_args(Policy):
+        with pytest.raises(InvalidArgument):
+            draft_params(config(num_speculative_tokens=65).speculative_config, policy)
 
 
 def test_graph_sizes_cover_every_batch_and_waste_little() -> None:

@@ -60,14 +60,18 @@ def service() -> Iterator[PrivateService]:
 class _Engine:
     """An engine in this process, with random rows."""
 
-    def __init__(self, service: PrivateService, name: str, timeout_ms: float = 1000.0, rows: int = ROWS, length: int = LENGTH) -> None:
+    def __init__(
+        self, service: PrivateService, name: str, timeout_ms: float = 1000.0, rows: int = ROWS, length: int = LENGTH,
+        params: DraftParams = PARAMS,
+    ) -> None:  # fmt: skip
+        self.params = params
         rng = np.random.default_rng(len(name))
         self.host = (rng.zipf(1.6, (rows, length)) % 40).astype(np.int32)
         self.tokens = torch.from_numpy(self.host).cuda()
         self.lengths = torch.from_numpy(rng.integers(20, 200, rows).astype(np.int32)).cuda()
         self.handle = DeviceHandle(
             service.endpoint, engine=name, vocab_size=VOCAB, tokens=self.tokens, lengths=self.lengths, k=8, max_batch=BATCH,
-            params=PARAMS, timeout_ms=timeout_ms,
+            params=params, timeout_ms=timeout_ms,
         )  # fmt: skip
         _wait(lambda: self.handle.attached, lambda: str(self.handle.trouble))
 
@@ -78,7 +82,7 @@ class _Engine:
         """What the service answers for the rows as they are."""
         tokens, lengths = self.tokens.cpu().numpy(), self.lengths.cpu().numpy()
         sent = [pb.Row(tokens=tokens[row, : lengths[row]].tolist()) for row in rows]
-        request = pb.ProposeRequest(rows=sent, parameters=parameters_message(PARAMS))
+        request = pb.ProposeRequest(rows=sent, parameters=parameters_message(self.params))
         return list(_stub(service).Propose(request, wait_for_ready=True, timeout=60).drafts)
 
 
@@ -109,8 +113,9 @@ def _check(drafts: HandleDrafts, expected: list[pb.Draft]) -> int:
     return int(got[2].sum())
 
 
-def test_drafts_equal_inline(service: PrivateService) -> None:
-    engine = _Engine(service, "equal")
+@pytest.mark.parametrize("params", [PARAMS, DraftParams(k=8, tau=0.02)], ids=["tree", "calibrated"])
+def test_drafts_equal_inline(service: PrivateService, params: DraftParams) -> None:
+    engine = _Engine(service, f"equal-{params.policy}", params=params)
     drafted = 0
     for rows in ([3], [1, 2, 5], [0, 4, 7, 8, 9], list(range(3, 11))):
         drafts = engine.handle.propose(engine.rows(*rows))

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
@@ -22,7 +23,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from bench import service as measured  # noqa: E402
 from draftd.client.device import DeviceSession  # noqa: E402
-from draftd.drafter.params import DraftParams  # noqa: E402
+from draftd.drafter.params import DraftParams, Policy  # noqa: E402
 from draftd.proto.draftd.v1 import draftd_pb2 as pb  # noqa: E402
 from draftd.proto.draftd.v1 import draftd_pb2_grpc  # noqa: E402
 from draftd.server.replay.service import PrivateService  # noqa: E402
@@ -57,14 +58,14 @@ def outcome(process: subprocess.Popen[str]) -> dict[str, Any]:
 class _Engine:
     """An engine in this process: two rows, with what the test puts into them."""
 
-    def __init__(self, service: PrivateService, name: str, **options: Any) -> None:
+    def __init__(self, service: PrivateService, name: str, policy: Policy = "tree", **options: Any) -> None:
         self.tokens = torch.zeros((2, 256), dtype=torch.int32, device="cuda")
         self.lengths = torch.zeros(2, dtype=torch.int32, device="cuda")
         self.order = torch.arange(2, dtype=torch.int32, device="cuda")
-        params = DraftParams(k=8, max_depth=24, policy="tree", use_local=options.pop("use_local", True))
+        params = DraftParams(k=8, max_depth=24, policy=policy, use_local=options.pop("use_local", True))
         self.session = DeviceSession(
             service.endpoint, engine=name, vocab_size=VOCAB, tokens=self.tokens, lengths=self.lengths, max_batch=2, params=params,
-            strict=True, namespace="small", **options,
+            strict=True, **{"namespace": "small", **options},
         )  # fmt: skip
         assert self.session.wait_attached(30), self.session.trouble
 
@@ -99,6 +100,33 @@ def test_what_one_engine_commits_another_drafts(service: PrivateService) -> None
     finally:
         first.session.close()
         second.session.close()
+
+
+def test_engine_drafts_calibrated_and_teaches_its_namespace(service: PrivateService) -> None:
+    text = [(53 * i) % VOCAB for i in range(200)]
+    _ingest(service, "lesson", text, "taught")
+    engine = _Engine(service, "taught", "calibrated", namespace="taught", use_local=False)
+    stub = draftd_pb2_grpc.CorpusServiceStub(grpc.insecure_channel(service.endpoint))
+
+    def known() -> int:
+        of = stub.GetNamespace(pb.GetNamespaceRequest(namespace="taught"), timeout=10).namespace
+        return sum(decile.drafted for decile in of.calibration.deciles)
+
+    try:
+        engine.put(0, text[:10])
+        engine.session.start(0, text[:10], "learns")
+        for at in range(10, 190, 9):
+            drafts = engine.session.propose(engine.order)
+            engine.session.collect(engine.order, drafts)
+            assert drafts.numpy().tokens[0].tolist() == text[at : at + 8]
+            engine.put(0, text[: at + 9])
+        engine.session.collect(engine.order, engine.session.propose(engine.order))
+        deadline = time.monotonic() + 10
+        while known() < 150 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert known() >= 150
+    finally:
+        engine.session.close()
 
 
 def test_private_rows_and_unknown_rows_draft_from_nothing_of_others(service: PrivateService) -> None:
@@ -149,10 +177,10 @@ def test_captured_graph_outlives_the_service(tmp_path: Path) -> None:
         asks.session.close()
 
 
-def _ingest(service: PrivateService, name: str, tokens: list[int]) -> None:
+def _ingest(service: PrivateService, name: str, tokens: list[int], namespace: str = "small") -> None:
     with measured.channel(service.endpoint) as opened:
         document = pb.IngestDocument(document_id=name, tokens=tokens, complete=True)
-        request = pb.IngestRequest(namespace="small", documents=[document], vocab_size=VOCAB, wait_visible=True)
+        request = pb.IngestRequest(namespace=namespace, documents=[document], vocab_size=VOCAB, wait_visible=True)
         draftd_pb2_grpc.DrafterServiceStub(opened).Ingest(request, timeout=30)
 
 

@@ -16,18 +16,31 @@ RECORD_HEAD = 8
 """int32 words in front of a record's tokens: row, generation, tokens before, new tokens; a draft's count, source, match, occurrences."""
 RING = 256
 """Launches that the host may be behind."""
+SAMPLES = 8
+"""Most rows of a launch with what their drafts were decided from: those from SAMPLES x launch on, modulo the batch."""
 
 _NEW = tl.constexpr(NEW_TOKENS)
 _HEAD = tl.constexpr(RECORD_HEAD)
 _RING = tl.constexpr(RING)
+_SAMPLES = tl.constexpr(SAMPLES)
+_BLOCK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["row_stride", "row_count", "row_room", "most", "k"])
+@triton.jit
+def _copy(from_: tensor, to: tensor, words: tensor) -> None:
+    i = tl.arange(0, _BLOCK)
+    for at in range(0, words, _BLOCK):
+        some = at + i < words
+        tl.store(to + at + i, tl.load(from_ + at + i, mask=some), mask=some)
+
+
+@triton.jit(do_not_specialize=["row_stride", "row_count", "row_room", "most", "k", "ints", "floats"])
 def collect_rows(
     tokens: tensor, row_stride: tensor, row_count: tensor, row_room: tensor, lengths: tensor, rows: tensor, carried: tensor,
     draft_tokens: tensor, draft_counts: tensor, draft_source: tensor, draft_match: tensor, draft_occurrences: tensor, k: tensor,
     counters: tensor, records: tensor, done: tensor, most: tensor,
-    K: tl.constexpr,
+    draft_probabilities: tensor, lesson_ints: tensor, ints: tensor, lesson_floats: tensor, floats: tensor, samples: tensor,
+    K: tl.constexpr, TEACHING: tl.constexpr,
 ) -> None:  # fmt: skip
     """Programs (row of the batch).
 
@@ -39,6 +52,9 @@ def collect_rows(
         counters: int64 [2]; launches so far, and programs of this one that are done.
         records: int32 [RING, most, RECORD_HEAD + NEW_TOKENS + K], on the host; out. done: int64 [RING, 2], on the host; out, last: the
             launch's number, from 1, and its batch size.
+        TEACHING: Carry samples too; the arguments that follow count only then. Floats are seen as int32.
+        draft_probabilities: [batch, k]; lesson_ints: [batch, ints]; lesson_floats: [batch, floats]; what drafts were decided from.
+        samples: int32 [RING, SAMPLES, k + ints + floats], on the host; out.
     """
     b = tl.program_id(0)
     launch = tl.load(counters)
@@ -63,6 +79,14 @@ def collect_rows(
     tl.store(record + _HEAD + i, fresh, mask=i < new)
     kth = tl.arange(0, K)
     tl.store(record + _HEAD + _NEW + kth, tl.load(draft_tokens + b * k + kth, mask=kth < k, other=-1))
+    if TEACHING:
+        batch = tl.num_programs(0)
+        nth = (b + batch - (launch * _SAMPLES % batch).to(tl.int32)) % batch
+        if nth < _SAMPLES:
+            sample = samples + (place * _SAMPLES + nth) * (k + ints + floats)
+            _copy(draft_probabilities + b * k, sample, k)
+            _copy(lesson_ints + b.to(tl.int64) * ints, sample + k, ints)
+            _copy(lesson_floats + b.to(tl.int64) * floats, sample + k + ints, floats)
     tl.store(carried + at * 2, before + new, mask=there)
     tl.debug_barrier()
     if tl.atomic_add(counters + 1, tl.full([], 1, tl.int64), sem="acq_rel", scope="sys") == tl.num_programs(0) - 1:
