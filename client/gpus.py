@@ -91,7 +91,7 @@ def gpus(driver: Any) -> tuple[list[str], list[Finding]]:
 
 def _of_device(driver: Any, ordinal: int, device: str) -> list[Finding]:
     number = _call(driver, "cuDeviceGet", ordinal)
-    name = bytes(_call(driver, "cuDeviceGetName", _NAME_BYTES, number)).rstrip(b"\0").decode(errors="replace")
+    name = bytes(_call(driver, "cuDeviceGetName", _NAME_BYTES, number)).split(b"\0", 1)[0].decode(errors="replace")
     uuid = bytes(_call(driver, "cuDeviceGetUuid", number).bytes).hex()
     has = {what: _attribute(driver, attribute, number) for what, attribute in _ATTRIBUTES.items()}
     both = (mapped(device), handle(device))

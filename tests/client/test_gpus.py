@@ -96,7 +96,7 @@ class FakeDriver:
             "cuDriverGetVersion": 13000,
             "cuDeviceGetCount": self._count,
             "cuDeviceGet": arguments[0] if arguments else 0,
-            "cuDeviceGetName": self._name.encode().ljust(256, b"\0"),
+            "cuDeviceGetName": self._name.encode().ljust(64, b"\0").ljust(256, b" "),
             "cuDeviceGetUuid": SimpleNamespace(bytes=bytes(range(16))),
             "cuMemGetAllocationGranularity": 2**21,
         }

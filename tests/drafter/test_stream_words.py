@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,3 +99,13 @@ def test_watchdog_times_each_wait_anew(page: WordPage) -> None:
         _wait(lambda s=sequence: page.reached(DONE, s))  # type: ignore[misc]
     _wait(lambda: watchdog.given_up == 4)
     watchdog.close()
+
+
+def test_watchdog_that_nobody_holds_keeps_the_page_that_its_thread_reads() -> None:
+    watchdog = Watchdog(WordPage.create(), 2000)
+    held = weakref.ref(watchdog)
+    del watchdog
+    gc.collect()
+    left = held()
+    assert left is not None
+    left.close()

@@ -62,7 +62,7 @@ class _Engine:
         self.tokens = torch.zeros((2, 256), dtype=torch.int32, device="cuda")
         self.lengths = torch.zeros(2, dtype=torch.int32, device="cuda")
         self.order = torch.arange(2, dtype=torch.int32, device="cuda")
-        params = DraftParams(k=8, max_depth=24, policy=policy, use_local=options.pop("use_local", True))
+        params = DraftParams(k=8, max_depth=24, policy=policy, tau=0.0, use_local=options.pop("use_local", True))
         self.session = DeviceSession(
             service.endpoint, engine=name, vocab_size=VOCAB, tokens=self.tokens, lengths=self.lengths, max_batch=2, params=params,
             strict=True, **{"namespace": "small", **options},
@@ -304,7 +304,13 @@ def test_session_without_a_service_drafts_from_own_tokens() -> None:
     tokens = torch.zeros((1, 64), dtype=torch.int32, device="cuda")
     lengths = torch.zeros(1, dtype=torch.int32, device="cuda")
     with DeviceSession(
-        "unix:/tmp/nobody.sock", engine="alone", vocab_size=VOCAB, tokens=tokens, lengths=lengths, max_batch=1, k=4
+        "unix:/tmp/nobody.sock",
+        engine="alone",
+        vocab_size=VOCAB,
+        tokens=tokens,
+        lengths=lengths,
+        max_batch=1,
+        params=DraftParams(k=4, tau=0.0),
     ) as session:
         row = np.array([5, 6, 7, 8, 9, 5, 6, 7], np.int32)
         tokens[0, :8] = torch.from_numpy(row)
