@@ -75,6 +75,12 @@ def drafts_of(image: DeviceImage, rows: list[NDArray[np.int32]], params: DraftPa
     return drafts
 
 
+def compile_drafts(params: DraftParams) -> None:
+    """Compiles what drafts_of runs, which takes half a minute the first time on a machine."""
+    text, none = np.full(DEPTH + 2, -1, np.int32), np.empty(0, np.int32)
+    drafts_of(DeviceImage(1, 0, 1, 0, text, text, np.zeros(2, np.int32), (none, none, none)), [np.zeros(2, np.int32)], params)
+
+
 def differing(drafts: Drafts, expected: Drafts, rows: NDArray[np.bool_]) -> int:
     """How many of the chosen rows differ in anything but the version."""
     same = (drafts.tokens == expected.tokens).all(1) & (drafts.probabilities == expected.probabilities).all(1)

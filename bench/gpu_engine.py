@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bench.device_image import copy_version, differing, drafts_of
+from bench.device_image import compile_drafts, copy_version, differing, drafts_of
 from draftd.client.device import DeviceSession
 from draftd.drafter.device_layout import TORN
 from draftd.drafter.params import DraftParams
@@ -144,6 +144,8 @@ def main() -> None:
     options = parser.parse_args()
     rows = Rows(options.rows, requests(options.traces, options.first, options.stride, options.engine))
     params = DraftParams(k=16, max_depth=24, spec_factor=2, policy="tree")
+    if not options.no_check:
+        compile_drafts(params)
     with DeviceSession(
         options.endpoint, engine=options.engine, vocab_size=128_256, tokens=rows.tokens, lengths=rows.lengths, max_batch=options.rows,
         params=params,

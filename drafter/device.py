@@ -86,10 +86,10 @@ class DeviceDrafter:
         launch: Launch | None = None, compiled_k: int = 2, compiled_depth: int = 16,
         control: torch.Tensor | None = None, pins: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
-        self.arena, self.headers, self.params = arena, headers, params
+        self.params = params
         device = arena.device
         self._lengths = triton.next_power_of_2(max(compiled_depth, params.max_depth))
-        self._matching = RowMatching(
+        self.matching = RowMatching(
             arena, headers, control, pins, max_batch=max_batch, max_row_tokens=max_row_tokens, params=params, launch=launch,
             max_depth=params.max_depth, searched=params.max_depth - 1, back=self._lengths,
         )  # fmt: skip
@@ -126,14 +126,14 @@ class DeviceDrafter:
         Raises:
             ValueError: A shape or dtype does not fit.
         """
-        matching, params = self._matching, self.params
+        matching, params = self.matching, self.params
         matching.check(tokens, lengths, rows, namespaces, out)
         batch, k = out.tokens.shape
         if batch == 0:
             return
         launch = matching.run(tokens, lengths, rows, namespaces)
         draft_chains[(batch, launch.programs)](
-            self.arena, self.headers, matching.pins, tokens, *matching.found, self._best_keys, self._finished,
+            matching.arena, matching.headers, matching.pins, tokens, *matching.found, self._best_keys, self._finished,
             self._chain_tokens, self._chain_probs, self._chain_words, self._scratch, self._caps, params.max_depth, k, self._min_prob,
             out.tokens, out.probabilities, out.counts, out.source, out.match_length, out.occurrences, out.version,
             USE_LOCAL=params.use_local, USE_CORPUS=matching.use_corpus, PINNED=matching.pinned, LENGTHS=self._lengths, K=self._k,

@@ -84,9 +84,9 @@ class DeviceCalibrated:
     ) -> None:  # fmt: skip
         if not params.use_local and not params.use_corpus:
             raise ValueError("use_local and use_corpus are both false: there is nothing to draft from")
-        self.arena, self.headers, self.params = arena, headers, params
+        self.params = params
         device = arena.device
-        self._matching = RowMatching(
+        self.matching = RowMatching(
             arena, headers, control, pins, max_batch=max_batch, max_row_tokens=max_row_tokens, params=params, launch=launch,
             max_depth=REACH + 1, searched=SHORT_LENGTHS, back=_BACK,
         )  # fmt: skip
@@ -123,7 +123,7 @@ class DeviceCalibrated:
         Raises:
             ValueError: A shape or dtype does not fit.
         """
-        matching = self._matching
+        matching = self.matching
         matching.check(tokens, lengths, rows, namespaces, out)
         batch, k = out.tokens.shape
         if lessons is not None and lessons.ints.shape[:2] != (batch, k + 1):
@@ -133,7 +133,7 @@ class DeviceCalibrated:
         matching.run(tokens, lengths, rows, namespaces)
         taught = lessons or self._no_lessons
         draft_calibrated[(batch,)](
-            self.arena, self.headers, matching.pins, tokens, *matching.found, self._prior, self._work, self._places,
+            matching.arena, matching.headers, matching.pins, tokens, *matching.found, self._prior, self._work, self._places,
             k, self.params.tau, self._searches, self._complete_levels,
             out.tokens, out.probabilities, out.counts, out.source, out.match_length, out.occurrences, out.version,
             taught.ints, taught.floats,

@@ -81,6 +81,7 @@ class RowMatching:
         max_depth: A match has fewer tokens. searched: Suffix lengths whose loci are found. back: See local_matches.
 
     Attributes:
+        arena, headers: What is read.
         pins: int64; those given, or anything.
         use_corpus: Rows are searched for in the index. pinned: They are, and the index is pinned meanwhile.
         found: What the next launch takes: records, loci, hits, room of hits, hit counts, histograms; see match_rows.
@@ -95,7 +96,7 @@ class RowMatching:
     ) -> None:  # fmt: skip
         if not 1 <= max_row_tokens < MAX_ROW_TOKENS:
             raise ValueError(f"max_row_tokens is {max_row_tokens}; it must be in [1, {MAX_ROW_TOKENS})")
-        self._arena, self._headers = arena, headers
+        self.arena, self.headers = arena, headers
         self._control, self.pins = (headers, headers) if control is None or pins is None else (control, pins)
         self.use_corpus = params.use_corpus and headers.shape[0] > 0
         self.pinned = control is not None and pins is not None and self.use_corpus
@@ -108,6 +109,10 @@ class RowMatching:
         hits = ints(2, max_row_tokens)
         records = torch.zeros((max_batch, ROW_RECORD_WORDS), dtype=torch.int64, device=arena.device)
         self.found = (records, ints(SEGMENTS, LOCUS_LENGTHS, 2), hits, hits.stride(1), ints(2), ints(64))
+
+    def read_from(self, arena: torch.Tensor, headers: torch.Tensor, control: torch.Tensor) -> None:
+        """Reads another index from the next launch on; `headers` has the shape of those before."""
+        self.arena, self.headers, self._control = arena, headers, control
 
     def check(self, tokens: torch.Tensor, lengths: torch.Tensor, rows: torch.Tensor, namespaces: torch.Tensor, out: DeviceDrafts) -> None:
         """ValueError if the tensors do not fit; see DeviceDrafter.propose."""
@@ -129,7 +134,7 @@ class RowMatching:
         tasks = (SEGMENTS * groups if self.use_corpus else 0) + parts
         if tasks:
             match_rows[(batch, tasks)](
-                self._arena, self._headers, self._headers.shape[0], self._control, self.pins,
+                self.arena, self.headers, self.headers.shape[0], self._control, self.pins,
                 tokens, tokens.stride(0), tokens.shape[0], tokens.shape[1], lengths, rows, namespaces, *self.found, self._max_depth, parts,
                 groups,
                 USE_LOCAL=params.use_local, USE_CORPUS=self.use_corpus, PINNED=self.pinned,

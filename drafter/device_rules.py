@@ -39,6 +39,10 @@ class DeviceRule:
                 compiled_depth=compiled_depth, control=control, pins=pins,
             )  # fmt: skip
 
+    def read_from(self, arena: torch.Tensor, headers: torch.Tensor, control: torch.Tensor) -> None:
+        """See RowMatching.read_from."""
+        self._drafter.matching.read_from(arena, headers, control)
+
     def propose(self, tokens: torch.Tensor, lengths: torch.Tensor, rows: torch.Tensor, namespaces: torch.Tensor, out: DeviceDrafts) -> None:
         """See DeviceDrafter.propose."""
         if isinstance(self._drafter, DeviceCalibrated):

@@ -37,6 +37,7 @@ class MappedMemory:
     Attributes:
         words: int32; the arena. control: int64 [DEVICE_CONTROL_WORDS]; headers: int64 [any, DEVICE_HEADER_WORDS]: views of its beginning.
         pins: int64 [PIN_WORDS]; written by kernels of this process only.
+        empty: As words, headers and control, an index without anything, which is there while others are mapped in place of one another.
 
     Raises:
         CudaError: The device cannot do it; the message says why.
@@ -62,11 +63,12 @@ class MappedMemory:
         self.words = self._range.tensor(0, self._range.byte_size // 4, torch.int32)
         head = self.words[: self._unit // 4]
         head.zero_()
-        torch.cuda.current_stream(device).synchronize()
         words = head.view(torch.int64)
-        rows = (words.shape[0] - DEVICE_CONTROL_WORDS) // DEVICE_HEADER_WORDS
-        self.control = words[:DEVICE_CONTROL_WORDS]
-        self.headers = words[DEVICE_CONTROL_WORDS : DEVICE_CONTROL_WORDS + rows * DEVICE_HEADER_WORDS].view(rows, DEVICE_HEADER_WORDS)
+        self.control, self.headers = _parts(words)
+        nothing = torch.zeros(self._unit // 4, dtype=torch.int32, device=device)
+        control, headers = _parts(nothing.view(torch.int64))
+        self.empty = (nothing, headers, control)
+        torch.cuda.current_stream(device).synchronize()
 
     @property
     def mapped_bytes(self) -> int:
@@ -140,6 +142,12 @@ class MappedMemory:
             self._mapped = [(0, self._blank)]
             release(pieces)
             raise
+
+
+def _parts(head: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Control words and headers of a head, int64."""
+    rows = (head.shape[0] - DEVICE_CONTROL_WORDS) // DEVICE_HEADER_WORDS
+    return head[:DEVICE_CONTROL_WORDS], head[DEVICE_CONTROL_WORDS:][: rows * DEVICE_HEADER_WORDS].view(rows, DEVICE_HEADER_WORDS)
 
 
 def release(pieces: list[tuple[int, Physical]]) -> None:

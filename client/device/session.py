@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import TracebackType
 from typing import Self
 
@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 
 from draftd.client.credentials import Credentials
 from draftd.client.device.carrier import Carrier
-from draftd.client.device.memory import MappedMemory
+from draftd.client.device.memory import MappedMemory, Received
 from draftd.client.drafter import Drafter
 from draftd.drafter.cuda_memory import device_uuid
 from draftd.drafter.device import DeviceDrafts
@@ -105,6 +105,7 @@ class DeviceSession:
             self._warm_up(max_batch)
         self._lock = threading.RLock()
         self._mapping = threading.Lock()
+        self._launching = threading.Lock()
         self.headers: dict[str, int] = {}
         self._names: list[str | None] = [None] * rows
         self._learned: dict[str, Learned] = {}
@@ -152,7 +153,9 @@ class DeviceSession:
             Drafts [batch, k] on the GPU; those of rows that there are not are empty.
         """
         drafts = out or self._out.first(rows.shape[0])
-        with torch.cuda.device(self.device):
+        # A graph keeps the addresses that it was captured with: they must not be those of the empty index.
+        captured = self._mapping if torch.cuda.is_current_stream_capturing() else nullcontext()
+        with torch.cuda.device(self.device), captured, self._launching:
             self._rule.propose(self._tokens, self._lengths_of_rows, rows, self._namespaces, drafts)
         return drafts
 
@@ -250,22 +253,34 @@ class DeviceSession:
         """See DeviceLink. Called from the session's thread: meanwhile rows draft from their own tokens only."""
         with torch.cuda.device(self.device):
             received = self.memory.receive(device)
-            with self._lock:
-                self._remapping = True
-            headers: dict[str, int] = {}
             try:
-                # What `start` has put on its way would set a row's namespace behind our back; from now on it puts nothing.
-                torch.cuda.synchronize(self.device)
-                self._set_namespaces([-1] * len(self._names), mapped=False)
-                torch.cuda.synchronize(self.device)
                 with self._mapping:
-                    self.memory.replace(received.pieces)
-                headers = received.headers
-            finally:
-                with self._lock:
-                    self.headers = headers
-                    self._set_namespaces([-1 if name is None else headers.get(name, -1) for name in self._names], mapped=True)
-                    self._remapping = False
+                    self._replace(received)
+            except RuntimeError as error:  # what PyTorch raises when the GPU fails, or a stream is being captured
+                raise OSError(f"the index cannot be mapped on {self.device}: {error}") from error
+
+    def _replace(self, received: Received) -> None:
+        memory = self.memory
+        with self._lock:
+            self._remapping = True
+        headers: dict[str, int] = {}
+        try:
+            # Addresses at which nothing is mapped for a moment cannot be given to a kernel.
+            with self._launching:
+                self._rule.read_from(*memory.empty)
+            # What `start` has put on its way would set a row's namespace behind our back; from now on it puts nothing.
+            torch.cuda.synchronize(self.device)
+            self._set_namespaces([-1] * len(self._names), mapped=False)
+            torch.cuda.synchronize(self.device)
+            memory.replace(received.pieces)
+            headers = received.headers
+        finally:
+            with self._launching:
+                self._rule.read_from(memory.words, memory.headers, memory.control)
+            with self._lock:
+                self.headers = headers
+                self._set_namespaces([-1 if name is None else headers.get(name, -1) for name in self._names], mapped=True)
+                self._remapping = False
 
     def learn_into(self, learned: dict[str, Learned]) -> None:
         """See DeviceLink."""

@@ -22,13 +22,16 @@ def _done(event: Any, timeout_s: float) -> bool:
 def test_gate_holds_a_stream_until_it_is_opened_or_opens_by_itself() -> None:
     stream = torch.cuda.Stream()
     value = torch.zeros(1, device="cuda")
+    with torch.cuda.stream(stream):
+        # What loads a kernel for the first time waits for the stream itself.
+        value.zero_().add_(1).sub_(1)
     torch.cuda.synchronize()
     gate = StreamGate(stream.cuda_stream)
     held = []
     for opens in (True, True, False):
         gate.shut()
         with torch.cuda.stream(stream):
-            value += 1
+            value.add_(1)
             event = stream.record_event()
         held.append(not event.query())
         if opens:
