@@ -47,8 +47,13 @@ class MappedMemory:
         failure = cuda_memory.sharing_failure(device)
         if failure:
             raise cuda_memory.CudaError(failure)
-        index = device.index or 0
         self.device = device
+        with torch.cuda.device(device):
+            self._allocate()
+
+    def _allocate(self) -> None:
+        device = self.device
+        index = device.index or 0
         self._unit = cuda_memory.granularity(index)
         total = torch.cuda.get_device_properties(device).total_memory
         self._range = AddressRange(index, -(-total // self._unit) * self._unit)

@@ -81,7 +81,7 @@ class DeviceSession:
         strict: bool = False,
         credentials: Credentials | None = None,
     ) -> None:
-        if tokens.dtype != torch.int32 or tokens.dim() != 2 or tokens.stride(1) != 1 or not tokens.is_cuda:
+        if tokens.dtype != torch.int32 or tokens.dim() != 2 or tokens.stride(1) != 1:
             raise InvalidArgument("tokens must be int32 [rows, max_length] on a GPU with contiguous rows", "tokens")
         rows, max_length = tokens.shape
         if lengths.shape != (rows,) or lengths.device != tokens.device or lengths.dtype not in (torch.int32, torch.int64):
@@ -92,8 +92,10 @@ class DeviceSession:
         self.device = tokens.device
         self._tokens, self._lengths_of_rows = tokens, lengths
         self._default = namespace
+        self._mapping = threading.Lock()
+        self._launching = threading.Lock()
+        self.memory = MappedMemory(self.device)
         with torch.cuda.device(self.device):
-            self.memory = MappedMemory(self.device)
             self._side = torch.cuda.Stream(self.device)
             self._namespaces = torch.full((rows,), -1, dtype=torch.int32, device=self.device)
             memory = self.memory
@@ -104,8 +106,6 @@ class DeviceSession:
             self._out = DeviceDrafts.empty(max_batch, self.params.k, self.device)
             self._warm_up(max_batch)
         self._lock = threading.RLock()
-        self._mapping = threading.Lock()
-        self._launching = threading.Lock()
         self.headers: dict[str, int] = {}
         self._names: list[str | None] = [None] * rows
         self._learned: dict[str, Learned] = {}

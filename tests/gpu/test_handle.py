@@ -297,8 +297,10 @@ def test_engine_killed_with_work_pending_harms_nobody(service: PrivateService) -
 def _waits_in_vain(engine: _Engine, act: Callable[[], None]) -> None:
     """A step during which `act` keeps the service from drafting, after it has said that it will: the stream goes on without drafts."""
     before = engine.handle.given_up
+    # A copy from the host would wait for the stream.
+    rows = engine.rows(3)
     torch.cuda._sleep(300 * _MS)
-    drafts = engine.handle.propose(engine.rows(3))
+    drafts = engine.handle.propose(rows)
     time.sleep(0.05)
     act()
     assert _passes() < 5
