@@ -174,7 +174,7 @@ class DeviceIndex:
                 self._offsets["live_text"] + copy * self.live_text.stride(0) if segment == LIVE else self._offsets["text"]
             )
         start = dl.DEVICE_DESCRIPTORS_START + (number % dl.DEVICE_DESCRIPTORS) * dl.DEVICE_DESCRIPTOR_WORDS
-        with self._lock, self.memory.burst("refresh"):
+        with self._lock, self.memory.stream("refresh"):
             header = self.headers[self.slot]
             described = torch.tensor(words)
             header[start : start + dl.DEVICE_DESCRIPTOR_WORDS].copy_(
@@ -204,7 +204,7 @@ class DeviceIndex:
     def fill_live(self, version: Version, text: NDArray[np.int32], positions: NDArray[np.int32]) -> Version:
         """See IndexArrays."""
         copy = 1 - version.copies[LIVE]
-        with self._lock, self.memory.burst("refresh"):
+        with self._lock, self.memory.stream("refresh"):
             self._reclaim(LIVE, copy)
             own = self.live_text[copy]
             own[: len(text)].copy_(self._upload(text))
@@ -214,7 +214,7 @@ class DeviceIndex:
     def add_recent(self, version: Version, positions: NDArray[np.int32]) -> Version:
         """See IndexArrays."""
         copy, length = 1 - version.copies[RECENT], version.lengths[RECENT] + len(positions)
-        with self._lock, self.memory.burst("refresh"):
+        with self._lock, self.memory.stream("refresh"):
             self._reclaim(RECENT, copy)
             new = sort_positions(self.text, self._upload(positions), self.depth, self.shape.vocab_size)
             self._merge(RECENT, version, new, self.recent[copy, :length])
@@ -223,7 +223,7 @@ class DeviceIndex:
     def drop_recent(self, version: Version, start: int, size: int, dropped: int) -> Version:
         """See IndexArrays."""
         copy, length = 1 - version.copies[RECENT], version.lengths[RECENT] - dropped
-        with self._lock, self.memory.burst("refresh"):
+        with self._lock, self.memory.stream("refresh"):
             self._reclaim(RECENT, copy)
             none = torch.empty(0, dtype=torch.int32, device=self.text.device)
             self._merge(RECENT, version, none, self.recent[copy, :length], start, size)
@@ -242,7 +242,7 @@ class DeviceIndex:
         # What is in `main` is older than what is in `recent`, and the oldest goes first.
         kept = recent.shape[0] - max(0, merge_in.evicted - version.lengths[MAIN])
         start, size = merge_in.evict_start, merge_in.evict_size
-        with self.memory.burst("merge"):
+        with self.memory.stream("merge"):
             self._reclaim(MAIN, 1 - version.copies[MAIN])
             placed = merge_in.placed
             span = (int(placed.min()), int(placed.max()) + 1) if len(placed) else None

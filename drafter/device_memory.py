@@ -26,7 +26,6 @@ from draftd.drafter.device_layout import (
 )
 from draftd.drafter.device_readers import DeviceReaders
 from draftd.drafter.errors import ResourceExhausted
-from draftd.drafter.stream_gate import StreamGate
 
 _MIB = 1 << 20
 _PRIORITIES = {"draft": -1, "refresh": 0, "merge": 0}
@@ -93,8 +92,6 @@ class DeviceMemory:
         self._slots = deque(range(max_namespaces))
         self._exported: set[int] = set()
         self._streams = {name: torch.cuda.Stream(self.device, priority=p) for name, p in _PRIORITIES.items()} if self.on_gpu else {}
-        held = () if self.sharing_failure else ("refresh", "merge")
-        self._gates = {name: StreamGate(self._streams[name].cuda_stream) for name in held}
         # Triton's interpreter runs one kernel at a time.
         self._interpreter = RLock()
         self._launched: dict[int, torch.cuda.Event] = {}
@@ -246,21 +243,8 @@ class DeviceMemory:
         except torch.OutOfMemoryError as error:
             raise MemoryError(f"{self.device} has no memory left beside the indexes") from error
 
-    @contextmanager
-    def burst(self, name: str) -> Iterator[None]:
-        """As `stream`; what the stream is given is done at one go, when `wait` is called for it, or after a few milliseconds.
-
-        Nothing within may wait for the stream.
-        """
-        with self.stream(name):
-            if name in self._gates:
-                self._gates[name].shut()
-            yield
-
     def wait(self, name: str) -> None:
         """Waits on the host until a stream has done what it was given."""
-        if name in self._gates:
-            self._gates[name].open()
         if self.on_gpu:
             self._streams[name].synchronize()
 

@@ -41,7 +41,6 @@ class DeviceReaders:
         self._free = list(reversed(range(_MOST_READERS)))
         self._stuck: dict[str, int] = {}
         self._memory: dict[str, Physical] = {}
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._range: AddressRange | None = None
         if shared:
             index = device.index or 0
@@ -121,9 +120,7 @@ class DeviceReaders:
     def _read(self) -> dict[str, int]:
         if not self._pins:
             return {}
-        # On a stream of its own: the current one may be held back by its gate.
-        with torch.cuda.stream(self._stream):
-            words = torch.stack([pin[PIN_EPOCH] for pin in self._pins.values()]).tolist()
+        words = torch.stack([pin[PIN_EPOCH] for pin in self._pins.values()]).tolist()
         return dict(zip(self._pins, words, strict=True))
 
 

@@ -30,6 +30,7 @@ DONE = 64
 """Sequence number up to which the engine's stream waits no longer: drafts are there, or nobody will make them."""
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_WATCH_NAP_US = 100
 _STOP, _GIVEN_UP = 0, 1
 
 
@@ -95,17 +96,14 @@ class Watchdog:
     """Ends waits of this process's own stream for DONE: `timeout_us` after the stream came to a sequence number that is not done.
 
     A thread that never takes the GIL, so that nothing else in the process can hold it up. Its wait has a bound because of it alone.
-
-    Args:
-        nap_us: How often it looks; a wait may be as much longer.
     """
 
-    def __init__(self, page: WordPage, timeout_us: int, nap_us: int = 100) -> None:
+    def __init__(self, page: WordPage, timeout_us: int) -> None:
         self._page = page
         self._state = np.zeros(2, np.int64)
         libc = ctypes.CDLL(None)
         calls = np.array([_address(libc.usleep), _address(libc.clock_gettime)], np.int64)
-        arguments = (page.address, timeout_us * 1000, nap_us, self._state, calls, np.zeros(2, np.int64))
+        arguments = (page.address, timeout_us * 1000, self._state, calls, np.zeros(2, np.int64))
         # The thread keeps this object, and so the page that it reads.
         self._thread = threading.Thread(target=self._run, args=arguments, name="draftd-watchdog", daemon=True)
         self._thread.start()
@@ -184,7 +182,7 @@ def now_ns(clock_gettime: int, clock: Any) -> int:
 
 
 @kernel
-def _watch(page: int, timeout_ns: int, nap_us: int, state: Any, calls: Any, clock: Any) -> None:
+def _watch(page: int, timeout_ns: int, state: Any, calls: Any, clock: Any) -> None:
     waited_for, since = np.int64(-1), np.int64(0)
     while state[_STOP] == 0:
         ready = load32(page + READY)
@@ -197,5 +195,5 @@ def _watch(page: int, timeout_ns: int, nap_us: int, state: Any, calls: Any, cloc
             elif now - since > timeout_ns:
                 state[_GIVEN_UP] += 1
                 store32(page + DONE, ready)
-        call(calls[0], nap_us, 0, 0, 0)
+        call(calls[0], _WATCH_NAP_US, 0, 0, 0)
         fence()
