@@ -116,10 +116,11 @@ def main() -> None:
     )
     rows = torch.arange(32, dtype=torch.int32).view(2, 16)
     ring = (torch.zeros(2, dtype=torch.int64), torch.zeros(4096, dtype=torch.int32), torch.zeros((256, 2), dtype=torch.int64))
-    collect_rows[(2,)](
-        rows, 16, 2, 16, words[0], words[1], words[2:], drafts.tokens, drafts.counts, drafts.source, drafts.match_length,
-        drafts.occurrences, 5, *ring, 2, K=8, num_warps=1,
-    )  # fmt: skip
+    for teaching in (False, True):
+        collect_rows[(2,)](
+            rows, 16, 2, 16, words[0], words[1], words[2:], drafts.tokens, drafts.counts, drafts.source, drafts.match_length,
+            drafts.occurrences, 5, *ring, 2, words[3], words[3], 228, words[3], 162, words[3], K=8, TEACHING=teaching, num_warps=1,
+        )  # fmt: skip
     print(json.dumps(sizes))
 
 
