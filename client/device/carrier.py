@@ -63,27 +63,44 @@ class Carrier:
         self._host_records: NDArray[np.int32] = self._records.numpy()
         self._host_done: NDArray[np.int64] = self._done.numpy()
         self._read = 0
+        # Of the requests that the drafter knows, and of those that the rows hold.
         self._generations = np.zeros(rows, np.int64)
+        self._newest = np.zeros(rows, np.int64)
         self._held = np.full(rows, -1, np.int64)
         self._ending: dict[int, tuple[int | None, bool, float]] = {}
+        self._waiting: dict[int, tuple[Callable[[], None], int]] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def begin(self, row: int, length: int) -> None:
-        """A request of `length` tokens, all of them told, has come into a row; in the order of the current stream."""
-        self._generations[row] += 1
-        self._held[row] = length
-        words = torch.tensor([length, int(self._generations[row]) & 0x7FFFFFFF], dtype=torch.int32)
+    def begin(self, row: int, length: int, start: Callable[[], None]) -> None:
+        """A request of `length` tokens has come into a row, in the order of the current stream.
+
+        Args:
+            start: Tells the drafter of it; called when the last tokens of the row's request before have come, or now.
+        """
+        self.settle(row)
+        self._newest[row] += 1
+        if row in self._ending:
+            self._waiting[row] = (start, length)
+        else:
+            self._start(row, length, start)
+        words = torch.tensor([length, int(self._newest[row]) & 0x7FFFFFFF], dtype=torch.int32)
         self._carried[row].copy_(words.pin_memory() if self._tokens.is_cuda else words, non_blocking=True)
 
     def end(self, row: int) -> None:
-        """Nothing more of the row's request is told; one that waits for its last tokens is ended with those that came."""
+        """Nothing more of the row's request is told; one before it that waits for its last tokens is ended with those that came."""
         if row in self._ending:
             self._finish(row)
         self._held[row] = -1
 
+    def settle(self, row: int) -> None:
+        """The drafter is told of the row's request, if it was not yet; one before it is ended with the tokens that came."""
+        if row in self._waiting:
+            self._finish(row)
+
     def finish(self, row: int, length: int | None, discard: bool) -> None:
         """The row's request ends; with `length` tokens, if they are not all there yet, when they are."""
+        self.settle(row)
         if self._thread is None or self._held[row] < 0:
             self._ending[row] = (length, discard, 0.0)
             self._finish(row)
@@ -144,6 +161,9 @@ class Carrier:
     def _tell(self, records: NDArray[np.int32], samples: NDArray[np.int32] | None) -> None:
         known = []
         for i, (row, generation, before, new, *_) in enumerate(records[:, :RECORD_HEAD].tolist()):
+            if row in self._waiting and generation == int(self._newest[row]) & 0x7FFFFFFF:
+                # Whatever came before it has been told.
+                self._finish(row)
             if row < 0 or generation != int(self._generations[row]) & 0x7FFFFFFF or self._held[row] != before:
                 continue
             if new:
@@ -191,6 +211,14 @@ class Carrier:
         length, discard, _ = self._ending.pop(row)
         self._held[row] = -1
         self._drafter.finish(row, discard, length=length)
+        if row in self._waiting:
+            start, length_of_next = self._waiting.pop(row)
+            self._start(row, length_of_next, start)
+
+    def _start(self, row: int, length: int, start: Callable[[], None]) -> None:
+        start()
+        self._generations[row] = self._newest[row]
+        self._held[row] = length
 
     def _overrun(self) -> None:
         """Goes on with the newer half of the ring; requests that miss tokens are ended with those that came."""

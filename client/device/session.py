@@ -133,14 +133,15 @@ class DeviceSession:
     ) -> None:
         """Begins a request in a row, or goes on with one that was preempted, in the order of the current stream; see Drafter.start."""
         name = None if private else self._default if namespace is None else namespace
-        held = np.asarray(tokens)
+        held = np.array(tokens)
+        document_id = document_id or uuid.uuid4().hex
         with self._lock:
-            self._carrier.end(row)
-            self._drafter.start(row, held, document_id or uuid.uuid4().hex, namespace, private, prompt_length=prompt_length)
             self._names[row] = name
             if not self._remapping:
                 self._namespaces[row].fill_(self.headers.get(name, -1) if name is not None else -1)
-            self._carrier.begin(row, len(held))
+            self._carrier.begin(
+                row, len(held), lambda: self._drafter.start(row, held, document_id, namespace, private, prompt_length=prompt_length)
+            )
 
     def propose(self, rows: torch.Tensor, out: DeviceDrafts | None = None) -> DeviceDrafts:
         """Drafts for rows, on the current stream; nothing waits for the host, and it can be captured.
@@ -170,6 +171,7 @@ class DeviceSession:
     def committed(self, row: int, tokens: ArrayLike) -> None:
         """Tells what the engine has committed to a row, where `collect` does not: integers [n]."""
         with self._lock:
+            self._carrier.settle(row)
             self._drafter.append(row, tokens)
 
     def finish(self, row: int, length: int | None = None, discard: bool = False) -> None:

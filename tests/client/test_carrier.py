@@ -26,6 +26,7 @@ class Told:
     """Stands in for a Drafter: what each request was told."""
 
     def __init__(self) -> None:
+        self.started: list[tuple[int, int]] = []
         self.lessons: list[tuple[int, RowLessons, Drafts]] = []
         self.tokens: dict[int, list[int]] = {}
         self.finished: list[tuple[int, bool, int | None, list[int]]] = []
@@ -53,7 +54,10 @@ class Engine:
         self.carrier._thread = threading.Thread()
         self.drafts = DeviceDrafts.empty(3, 5, "cpu")
         for row in range(3):
-            self.carrier.begin(row, int(self.lengths[row]))
+            self.begin(row, int(self.lengths[row]))
+
+    def begin(self, row: int, length: int) -> None:
+        self.carrier.begin(row, length, lambda: self.told.started.append((row, length)))
 
     def step(self, rows: list[int], drain: bool = True) -> None:
         of_rows = torch.tensor(rows, dtype=torch.int32)
@@ -96,19 +100,42 @@ def test_request_ends_when_its_last_tokens_have_come() -> None:
     assert engine.told.finished == [(0, False, 13, [10, 11, 12])]
 
 
-def test_tokens_of_the_request_before_are_not_the_next_ones() -> None:
+@pytest.mark.parametrize("length", [None, 12])
+def test_last_tokens_come_although_the_row_has_been_given_on(length: int | None) -> None:
     """The row is given on while a launch of the request before it is not read yet."""
     engine = Engine()
     engine.lengths[0] = 12
     engine.step([0], drain=False)
-    engine.carrier.finish(0, None, False)
-    engine.carrier.end(0)
+    engine.carrier.finish(0, length, False)
     engine.lengths[0] = 50
-    engine.carrier.begin(0, 50)
+    engine.begin(0, 50)
     engine.lengths[0] = 51
+    assert (engine.told.started[3:], engine.told.finished) == ([], []), "the drafter's row is not free yet"
     engine.step([0])
-    assert engine.told.finished == [(0, False, None, [])]
+    assert engine.told.finished == [(0, False, length, [10, 11])]
+    assert engine.told.started[3:] == [(0, 50)]
     assert engine.told.tokens == {0: [50]}
+
+
+@pytest.mark.parametrize("by", ["settle", "finish", "begin", "end"])
+def test_request_that_waits_for_its_row_is_told_at_once_if_something_becomes_of_it(by: str) -> None:
+    engine = Engine()
+    engine.lengths[0] = 12
+    engine.step([0], drain=False)
+    engine.carrier.finish(0, None, False)
+    engine.begin(0, 50)
+    if by == "settle":
+        engine.carrier.settle(0)
+    elif by == "finish":
+        engine.carrier.finish(0, 50, False)
+    elif by == "begin":
+        engine.begin(0, 60)
+    else:
+        engine.carrier.end(0)
+    assert engine.told.finished[0] == (0, False, None, [])
+    assert engine.told.started[3:] == [(0, 50), (0, 60)][: 2 if by == "begin" else 1]
+    engine.step([1])
+    assert 0 not in engine.told.tokens, "what comes late belongs to nobody"
 
 
 def test_launches_that_were_overwritten_end_what_they_concerned() -> None:
@@ -142,7 +169,7 @@ def test_lessons_of_some_rows_of_each_batch_are_carried() -> None:
     carrier = Carrier(cast(Drafter, told), threading.RLock(), tokens, lengths, rows, k, lambda row: None if row == 2 else learned)
     carrier._thread = threading.Thread()
     for row in range(rows):
-        carrier.begin(row, 10)
+        carrier.begin(row, 10, lambda: None)
     drafts, lessons = DeviceDrafts.empty(rows, k, "cpu"), DeviceLessons.empty(rows, k, "cpu")
     for i, of in enumerate((drafts.tokens, drafts.probabilities, lessons.ints, lessons.floats)):
         of.copy_(torch.arange(of.numel()).view(of.shape) + i)
