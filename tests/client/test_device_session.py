@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -18,12 +19,14 @@ pytest.importorskip("triton", reason="triton is not installed")
 from draftd.client.device import session as module  # noqa: E402
 from draftd.client.device.memory import Received  # noqa: E402
 from draftd.client.device.session import DeviceSession  # noqa: E402
+from draftd.drafter import policy  # noqa: E402
 from draftd.drafter.corpus import Corpus  # noqa: E402
 from draftd.drafter.corpus_config import CorpusConfig  # noqa: E402
 from draftd.drafter.cuda_memory import CudaError  # noqa: E402
 from draftd.drafter.device_indexes import DeviceIndexes  # noqa: E402
 from draftd.drafter.device_layout import DEVICE_CONTROL_WORDS, DEVICE_HEADER_WORDS, PIN_EPOCH, PIN_MAPPED, PIN_WORDS  # noqa: E402
 from draftd.drafter.errors import InvalidArgument  # noqa: E402
+from draftd.drafter.lessons import Learned  # noqa: E402
 from draftd.drafter.params import DraftParams, Policy  # noqa: E402
 from draftd.proto.draftd.v1 import draftd_pb2 as pb  # noqa: E402
 
@@ -165,3 +168,25 @@ def test_wrong_arguments_are_refused() -> None:
             call()
     with pytest.raises(CudaError, match="cpu is no GPU"):
         make()
+
+
+def test_what_drafts_teach_goes_to_the_namespace_of_their_row(engine: Engine) -> None:
+    learned = {"default": Learned.in_process()}
+    engine.session.remap(pb.DeviceMap())
+    engine.session.learn_into(learned)
+    for row, private in ((0, False), (1, True)):
+        engine.start(row, TEXT[:10], private=private)
+    rows = torch.arange(3, dtype=torch.int32)
+    for length in (10, 13, 16):
+        engine.lengths[:2] = length
+        engine.tokens[:2, :length] = torch.tensor(TEXT[:length], dtype=torch.int32)
+        engine.session.collect(rows, engine.session.propose(rows))
+    deadline = time.monotonic() + 60
+    while engine.session.stats.drafted.sum() < 8 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    taken = learned["default"].take()
+    if engine.session.params.policy == "tree":
+        assert taken is None
+    else:
+        assert taken is not None
+        assert taken[policy.DECILES_AT : policy.BRIER_AT].sum() > 0
