@@ -35,6 +35,9 @@ NONE, NGRAM, COLD, SERVED, TWICE = (
     "draftd on B, only A has served it",
     "draftd, prompts seen twice",
 )
+TREE, ADAPTIVE, ADAPTIVE_TREE = (f"{SERVED}, {how}" for how in ("rule tree", "adaptive", "rule tree, adaptive"))
+VARIANTS = {"tree": (TREE, "tree", False), "adaptive": (ADAPTIVE, "calibrated", True), "adaptive-tree": (ADAPTIVE_TREE, "tree", True)}
+"""Replicas that stand in B's place: what the table calls them, their rule, and whether they verify adaptively."""
 GAIN_ON_NONE, GAIN_ON_NGRAM, COLD_ON_NGRAM, COUNTS_APART = 2.0, 3.0, 0.97, 0.01
 VISIBLE_S = 0.5
 ATTACH_S = 120.0
@@ -101,23 +104,22 @@ class Fleet:
 
     def __init__(self, given: Any, logs: Path) -> None:
         self.given, self.logs = given, logs
-        rounds = [f"{kind}-{batch}-{number}" for kind in ("cold", "served") for batch in given.batch for number in range(given.rounds)]
+        kinds = ("cold", "served", *(VARIANTS if given.policies else ()))
+        rounds = [f"{kind}-{batch}-{number}" for kind in kinds for batch in given.batch for number in range(given.rounds)]
         self.namespaces = ["warm", "exact-cold", "exact-served", "kills", *rounds]
         self.service = PrivateService(["--device", given.device, "--device-memory", "4096", "--quota-tokens", str(1 << 18)])
         self.replicas: dict[str, Replica] = {}
 
     def start(self, name: str, method: str, shared: bool, invariant: bool = False) -> Replica:
         """Starts a replica without waiting for it."""
-        settings = {
-            "model": self.given.model, "k": self.given.k, "batches": self.given.batch, "method": method,
-            "adaptive": self.given.adaptive and shared,
-        }  # fmt: skip
+        _, policy, adaptive = VARIANTS.get(name, ("", "calibrated", self.given.adaptive and shared))
+        settings = {"model": self.given.model, "k": self.given.k, "batches": self.given.batch, "method": method, "adaptive": adaptive}
         environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_PLUGINS": "", "PYTHONUNBUFFERED": "1"}
         if shared:
             environment |= {
                 "VLLM_PLUGINS": "draftd", "DRAFTD_ENDPOINT": self.service.endpoint, "DRAFTD_VLLM_ENGINE": name,
                 "DRAFTD_VLLM_NAMESPACE": "warm", "DRAFTD_VLLM_NAMESPACES": ",".join(self.namespaces[1:]), "DRAFTD_VLLM_ATTACH_S": "120",
-                "DRAFTD_VLLM_GRAPHS": "1" if self.given.graphs else "0",
+                "DRAFTD_VLLM_GRAPHS": "1" if self.given.graphs else "0", "DRAFTD_VLLM_POLICY": policy,
             }  # fmt: skip
         if invariant:
             environment["VLLM_BATCH_INVARIANT"] = "1"
@@ -193,6 +195,9 @@ class Table:
                 gain = self.speed(kind, batch) / self.speed(other, batch)
                 if gain < least:
                     found.append(f"batch {batch}: {kind} is {gain:.2f} x {other}, must be {least:g}")
+            for kind, other in ((SERVED, TREE), (ADAPTIVE, ADAPTIVE_TREE)):
+                if (other, batch) in self.speeds and self.speed(kind, batch) < self.speed(other, batch):
+                    found.append(f"batch {batch}: {kind} is {self.speed(kind, batch) / self.speed(other, batch):.2f} x {other}, must be 1")
         return found
 
 
@@ -203,7 +208,7 @@ def measure(fleet: Fleet, table: Table) -> list[str]:
     first = 1000
     for replica in replicas.values():
         for batch in given.batch:
-            replica.ask(prompts(batch + 2, 0), batch, namespace="warm" if replica.name in "AB" else "", most=48)
+            replica.ask(prompts(batch + 2, 0), batch, namespace="warm" if replica.name in ("A", "B", *VARIANTS) else "", most=48)
     for replica in replicas.values():
         for _ in given.batch:
             replica.answer()
@@ -224,6 +229,10 @@ def measure(fleet: Fleet, table: Table) -> list[str]:
             apart.append((answer["counters"][COUNTERS[2]], fleet.count("draftd_num_accepted_tokens_total") - before))
             table.add(SERVED, batch, answer, plain["outputs"])
             table.add(TWICE, batch, replicas["B"].run(texts, batch, namespace=served), plain["outputs"])
+            for name, (kind, _, _) in VARIANTS.items() if given.policies else ():
+                replicas["A"].run(texts, batch, namespace=f"{name}-{batch}-{number}")
+                time.sleep(VISIBLE_S)
+                table.add(kind, batch, replicas[name].run(texts, batch, namespace=f"{name}-{batch}-{number}"), plain["outputs"])
             print(f"round {number} batch {batch} done", file=sys.stderr, flush=True)
     theirs, ours = (sum(column) for column in zip(*apart, strict=True))
     note = f"accepted tokens, {SERVED}: {theirs:.0f} by vLLM, {ours:.0f} by draftd"
@@ -252,7 +261,7 @@ def check_kills(fleet: Fleet) -> list[str]:
     """Kills and restarts the service, then replica A, while B answers."""
     texts = prompts(96, 5000)
     b = fleet.replicas["B"]
-    engines = sum(name in fleet.replicas for name in ("A", "B", "B-exact"))
+    engines = sum(name in fleet.replicas for name in ("A", "B", "B-exact", *VARIANTS))
     calm = b.run(texts, 16, namespace="kills")["outputs"]
     b.ask(texts, 16, namespace="kills")
     time.sleep(0.1)
@@ -305,6 +314,7 @@ def main() -> int:
     arguments.add_argument("--device", default="cuda", help="the service's")
     arguments.add_argument("--graphs", action="store_true", help="set DRAFTD_VLLM_GRAPHS")
     arguments.add_argument("--adaptive", action="store_true", help="adaptive verification where draftd drafts")
+    arguments.add_argument("--policies", action="store_true", help="compare the rules too, with adaptive verification and without")
     arguments.add_argument("--no-exact", action="store_true", help="do not compare outputs in batch-invariant mode")
     arguments.add_argument("--no-kills", action="store_true", help="kill nothing")
     arguments.add_argument("--logs", type=Path, metavar="DIR", help="where the replicas' logs go; default: a temporary folder")
@@ -328,7 +338,7 @@ def _run(fleet: Fleet, table: Table) -> int:
     if not given.no_exact:
         fleet.start("none-exact", "none", False, invariant=True)
     fleet.service.spawn()
-    shared = ["A", "B", *([] if given.no_exact else ["B-exact"])]
+    shared = ["A", "B", *([] if given.no_exact else ["B-exact"]), *(VARIANTS if given.policies else ())]
     for name in shared:
         fleet.start(name, "ngram_gpu", True, invariant=name == "B-exact")
     fleet.service.wait_ready()

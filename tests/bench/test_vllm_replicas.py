@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bench.prompts import KINDS, prompts
-from bench.vllm_replicas import COLD, NGRAM, NONE, SERVED, Table, _first_difference
+from bench.vllm_replicas import ADAPTIVE, ADAPTIVE_TREE, COLD, NGRAM, NONE, SERVED, TREE, Table, _first_difference
 from bench.vllm_worker import COUNTERS
 
 
@@ -36,6 +36,15 @@ def test_gains_are_held_to_what_they_must_be() -> None:
     assert len(table(0.96, 3.1).missed()) == 1
     assert len(table(1.0, 2.9).missed()) == 1
     assert len(table(1.0, 1.2).missed()) == 2
+
+
+def test_rules_are_compared_where_both_were_measured() -> None:
+    made = table(1.0, 3.1)
+    plain = [[1] * 100, [2] * 50]
+    made.add(TREE, 16, answer(1 / 3.0, plain), plain)
+    made.add(ADAPTIVE, 16, answer(1.0, plain), plain)
+    made.add(ADAPTIVE_TREE, 16, answer(0.99, plain), plain)
+    assert made.missed() == [f"batch 16: {ADAPTIVE} is 0.99 x {ADAPTIVE_TREE}, must be 1"]
 
 
 def test_rows_show_speed_gains_and_agreement() -> None:
