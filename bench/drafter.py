@@ -85,8 +85,7 @@ def device_index(tokens: int, kind: str = "alike", recent: int = 131_072, live: 
         suffixes = sort_text(own[start:], cuts[segment + 1] - cuts[segment], DEPTH) + start
         array[0, : suffixes.shape[0]] = suffixes
         fill_buckets(own, suffixes, index.shape.shift, index.buckets[segment, 0])
-        if segment == 0:
-            index.sign(0, array[0, : suffixes.shape[0]])
+        index.sign(segment, 0, array[0, : suffixes.shape[0]])
         lengths.append(int(suffixes.shape[0]))
     index.publish(Version(lengths=(lengths[0], lengths[1], lengths[2])))
     return index

@@ -20,11 +20,11 @@ from draftd.drafter.ops.calibrated.gpu_levels import HELD, SHORT_LENGTHS, WORK_W
 from draftd.drafter.params import DraftParams
 from draftd.drafter.policy import REACH, shipped_prior
 
-_PROBES = 8
-"""Places that a search for the tail of a draft probes at once."""
 _BACK = 32
-MOST_SEARCHES = 6
+MOST_SEARCHES = 4
 COMPLETE_LEVELS = 2
+DOUBT = 0.6
+SEARCH_TOKENS = 3
 _REGISTERS = 255
 
 
@@ -73,13 +73,15 @@ class DeviceCalibrated:
         launch: How to spread the first launch; chosen by batch size if None.
         compiled_k: The kernels are compiled for at least so many draft tokens.
         searches: How often a draft may look for what it follows, the first time included; complete_levels: it does so where the source
-            that matches longest has not all occurrences of its longest level and so many below, 0 to 3. Less takes less time, and drafts
-            a little worse.
+            that matches longest has not all occurrences of its longest level and so many below, 0 to 3, and the next token would be right
+            with a probability below `doubt`. Less takes less time, and drafts a little worse.
+        search_tokens: A draft has at most so many tokens less for each search after the first: the slowest row of a batch decides.
     """
 
     def __init__(
         self, arena: torch.Tensor, headers: torch.Tensor, *, max_batch: int, max_row_tokens: int, params: DraftParams,
         launch: Launch | None = None, compiled_k: int = 2, searches: int = MOST_SEARCHES, complete_levels: int = COMPLETE_LEVELS,
+        doubt: float = DOUBT, search_tokens: int = SEARCH_TOKENS,
         control: torch.Tensor | None = None, pins: torch.Tensor | None = None, prior: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         if not params.use_local and not params.use_corpus:
@@ -90,7 +92,7 @@ class DeviceCalibrated:
             arena, headers, control, pins, max_batch=max_batch, max_row_tokens=max_row_tokens, params=params, launch=launch,
             max_depth=REACH + 1, searched=SHORT_LENGTHS, back=_BACK,
         )  # fmt: skip
-        self._searches, self._complete_levels = searches, complete_levels
+        self._searches = (searches, complete_levels, doubt, search_tokens)
         self._k = triton.next_power_of_2(max(compiled_k, params.k))
 
         def ints(*shape: int) -> torch.Tensor:
@@ -134,9 +136,9 @@ class DeviceCalibrated:
         taught = lessons or self._no_lessons
         draft_calibrated[(batch,)](
             matching.arena, matching.headers, matching.pins, tokens, *matching.found, self._prior, self._work, self._places,
-            k, self.params.tau, self._searches, self._complete_levels,
+            k, self.params.tau, *self._searches,
             out.tokens, out.probabilities, out.counts, out.source, out.match_length, out.occurrences, out.version,
             taught.ints, taught.floats,
             USE_LOCAL=self.params.use_local, USE_CORPUS=matching.use_corpus, PINNED=matching.pinned, EVIDENCE=lessons is not None,
-            K=self._k, PROBES=_PROBES, num_warps=1, enable_fp_fusion=False, maxnreg=_REGISTERS, **EARLY,
+            K=self._k, num_warps=1, enable_fp_fusion=False, maxnreg=_REGISTERS, **EARLY,
         )  # fmt: skip

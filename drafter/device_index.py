@@ -20,6 +20,7 @@ from draftd.drafter.ops.merge.gpu import fill_buckets, fill_signs, merge
 from draftd.drafter.ops.sort.gpu import sort_positions
 from draftd.drafter.policy import CALIBRATION_WORDS
 
+_NAMES = ("main", "recent", "live")
 _TEXT = 3
 """Beside the segments: the ring's text."""
 
@@ -61,8 +62,10 @@ class DeviceShape:
             "live": (2, self.live_tokens),
             "live_text": (2, self.live_tokens + self.depth + 1),
             "buckets": (dl.SEGMENTS, 2, self.buckets + 1),
-            "calibration": (2, CALIBRATION_WORDS),
-            "signs": (2, 2 * (self.quota_tokens // dl.SIGN_STRIDE + 1)),
+            "calibration": (2, _aligned(CALIBRATION_WORDS)),
+            "main_signs": _signs_shape(self.quota_tokens),
+            "recent_signs": _signs_shape(self.recent_tokens),
+            "live_signs": _signs_shape(self.live_tokens),
         }
 
     @property
@@ -105,8 +108,8 @@ class DeviceIndex:
             at += _aligned(views[name].numel())
         self.text, self.main, self.recent = views["text"], views["main"], views["recent"]
         self.live, self.live_text, self.buckets = views["live"], views["live_text"], views["buckets"]
-        self._signs = views["signs"].view(torch.int64)
-        self._signed = [False, False]
+        self._signs = [views[f"{name}_signs"].view(torch.int64) for name in _NAMES]
+        self._signed = [[False, False] for _ in _NAMES]
         self._calibration, self._calibrations = views["calibration"].view(torch.float32), 0
         self.host_text = np.full(self.ring + self.depth + 1, -1, np.int32)
         self._lock = RLock()
@@ -149,7 +152,7 @@ class DeviceIndex:
         self._calibrations += 1
         copy = self._calibrations % 2
         with self._lock, self.memory.stream("refresh"):
-            self._calibration[copy].copy_(torch.from_numpy(calibration))
+            self._calibration[copy, : len(calibration)].copy_(torch.from_numpy(calibration))
             self.headers[self.slot, dl.DEVICE_CALIBRATION].fill_(self._offsets["calibration"] + copy * self._calibration.stride(0))
 
     def publish(self, version: Version) -> Version:
@@ -161,10 +164,10 @@ class DeviceIndex:
         words[dl.DD_RING_START] = version.ring_start
         words[dl.DD_RING] = self.ring
         words[dl.DD_BUCKET_RULE] = self.shape.buckets << dl.BUCKET_SHIFT_BITS | self.shift
-        main = version.copies[MAIN]
-        words[dl.DD_SIGNS] = self._offsets["signs"] + main * 2 * self._signs.stride(0) if self._signed[main] else 0
-        for segment, name in enumerate(("main", "recent", "live")):
+        for segment, name in enumerate(_NAMES):
             copy = version.copies[segment]
+            if self._signed[segment][copy]:
+                words[dl.DD_SIGNS + segment] = self._offsets[f"{name}_signs"] + copy * 2 * self._signs[segment].stride(0)
             array: torch.Tensor = getattr(self, name)
             record = dl.DD_SEGMENTS + segment * dl.DD_SEGMENT_WORDS
             words[record + dl.DS_SUFFIXES] = self._offsets[name] + copy * array.stride(0)
@@ -308,23 +311,27 @@ class DeviceIndex:
             evict_start=evict_start, evict_length=evict_length, ring=self.ring,
         )  # fmt: skip
         fill_buckets(self.text, out, self.shift, buckets[1 - copy])
-        if segment == MAIN:
-            self.sign(1 - copy, out)
+        self.sign(segment, 1 - copy, out)
 
-    def sign(self, copy: int, suffixes: torch.Tensor) -> None:
-        """Fills the signs of a copy of `main`, int32 [n]; the next version that has it is searched with them."""
-        fill_signs(self.text, suffixes, self._signs[copy])
-        self._signed[copy] = True
+    def sign(self, segment: int, copy: int, suffixes: torch.Tensor) -> None:
+        """Fills the signs of a segment's copy, int32 [n]; the next version that has it is searched with them."""
+        fill_signs(self.live_text[copy] if segment == LIVE else self.text, suffixes, self._signs[segment][copy])
+        self._signed[segment][copy] = True
 
     def _fill(self, segment: int, copy: int, text: torch.Tensor, suffixes: torch.Tensor) -> None:
         array = (self.main, self.recent, self.live)[segment]
         array[copy, : suffixes.shape[0]].copy_(suffixes)
         fill_buckets(text, suffixes, self.shift, self.buckets[segment, copy])
+        self.sign(segment, copy, suffixes)
 
     def _upload(self, array: NDArray[np.int32]) -> torch.Tensor:
         """A copy on the device; the host does not wait for it."""
         tensor = torch.from_numpy(np.ascontiguousarray(array))
         return tensor.pin_memory().to(self.text.device, non_blocking=True) if self.memory.on_gpu else tensor
+
+
+def _signs_shape(suffixes: int) -> tuple[int, int]:
+    return 2, 2 * (suffixes // dl.SIGN_STRIDE + 1)
 
 
 def _aligned(elements: int) -> int:

@@ -5,7 +5,7 @@ A version's descriptor holds resolved offsets into the arena, so that a kernel r
 
 from __future__ import annotations
 
-DEVICE_LAYOUT_VERSION = 3
+DEVICE_LAYOUT_VERSION = 4
 
 # The arena begins with control words (int64) and the namespaces' headers.
 DEVICE_CONTROL_WORDS = 64
@@ -50,7 +50,7 @@ DD_SEGMENTS = 4
 """First word of the segments' records."""
 DD_SEGMENT_WORDS = 4
 DD_SIGNS = 16
-"""Offset of the signs of `main` in the arena, elements; 0 if there are none."""
+"""Offset of each segment's signs in the arena, elements; 0 if there are none."""
 DS_SUFFIXES = 0
 """Offset of the suffix array in the arena, elements; positions count from the segment's text."""
 DS_LENGTH = 1
@@ -59,7 +59,7 @@ DS_BUCKETS = 2
 DS_TEXT = 3
 
 SIGN_STRIDE = 32
-"""Of `main`, every so many-th suffix has a sign, its first tokens in one int64: a search reads suffixes and text in its last steps only."""
+"""Every so many-th suffix has a sign, its first tokens in one int64: a search reads suffixes and text in its last steps only."""
 SIGN_TOKENS = 3
 SIGN_BITS = 21
 
@@ -68,11 +68,11 @@ MAX_RING = 1 << 29
 
 # What the first launch of a draft leaves for the second in each row's record (int64): the descriptor's words, and these.
 ROW_RECORD_WORDS = 32
-RECORD_LENGTH = 16
+RECORD_LENGTH = 24
 """Tokens of the row."""
-RECORD_TOKENS = 17
+RECORD_TOKENS = 25
 """Offset of the row's tokens in the buffer, elements."""
-RECORD_HEADER = 18
+RECORD_HEADER = 26
 """Offset of the namespace's header, in words from the first one."""
 TORN = -1
 """Version of a draft whose index was overwritten meanwhile; nothing is drafted then."""

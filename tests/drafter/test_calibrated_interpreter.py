@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 if torch.cuda.is_available():
@@ -22,7 +24,9 @@ import triton.language as tl  # noqa: E402
 from draftd.drafter import policy  # noqa: E402
 from draftd.drafter.device import DeviceDrafts  # noqa: E402
 from draftd.drafter.device_calibrated import DeviceCalibrated, DeviceLessons  # noqa: E402
+from draftd.drafter.device_index import DeviceIndex  # noqa: E402
 from draftd.drafter.device_layout import (  # noqa: E402
+    DD_SIGNS,
     DEVICE_DESCRIPTOR_WORDS,
     DEVICE_DESCRIPTORS,
     DEVICE_DESCRIPTORS_START,
@@ -38,7 +42,7 @@ from draftd.drafter.lessons import Learned  # noqa: E402
 from draftd.drafter.ops.calibrated import oracle  # noqa: E402
 from draftd.drafter.ops.calibrated.cpu_mixer import VOTE_CELLS, VOTE_COUNT, VOTE_TOKENS  # noqa: E402
 from draftd.drafter.ops.calibrated.gpu_levels import HELD, SHORT_LENGTHS, length_of, level_of  # noqa: E402
-from draftd.drafter.ops.calibrated.gpu_seed import find_tail  # noqa: E402
+from draftd.drafter.ops.calibrated.gpu_tail import find_tail  # noqa: E402
 from draftd.drafter.ops.calibrated.oracle import Corpus, Document  # noqa: E402
 from draftd.drafter.ops.search.cpu import locus  # noqa: E402
 from draftd.drafter.params import DraftParams  # noqa: E402
@@ -83,6 +87,38 @@ def test_more_own_matches_than_can_be_held() -> None:
     lesson = propose(index, rows, policy.blank_calibration(), DraftParams(k=5, tau=0.0), LAUNCH)
     assert lesson.drafts.tokens.tolist() == [[5, 6, 7, 5, 6], [8] * 5]
     assert lesson.drafts.occurrences.tolist() == [HELD, HELD]
+
+
+@pytest.mark.parametrize(("searches", "search_tokens", "expected"), [(1, 0, [3, 4]), (2, 0, [3, 4, 5, 6, 7]), (2, 2, [3, 4, 5])])
+def test_draft_that_has_searched_again_is_shorter(searches: int, search_tokens: int, expected: list[int]) -> None:
+    """Where nothing is left to follow there is a search, doubt or not."""
+    index = on_device([Document([], [1, 2, 3, 4]), Document([], [8, 4, 5, 6, 7])], 1, 2, 30, "cpu")
+    rows = Rows.of([[9, 1, 2]], "cpu")
+    drafter = DeviceCalibrated(
+        index.arena, index.headers, max_batch=1, max_row_tokens=rows.tokens.shape[1], params=DraftParams(k=5, tau=0.0), launch=LAUNCH,
+        searches=searches, doubt=0.0, search_tokens=search_tokens, prior=torch.from_numpy(policy.blank_calibration()),
+    )  # fmt: skip
+    out = DeviceDrafts.empty(1, 5, "cpu")
+    drafter.propose(rows.tokens, rows.lengths, rows.order, rows.namespaces, out)
+    assert out.tokens[0].tolist() == expected + [-1] * (5 - len(expected))
+
+
+def test_draft_in_doubt_looks_for_more() -> None:
+    """What follows the longest match may be an exception: where it is not sure, shorter matches that began in the draft count too."""
+    documents = [Document([], [1, 2, 3, 4]), *[Document([], [10 + i, 3, 5]) for i in range(40)]]
+    index = on_device(documents, 1, 2, 60, "cpu")
+    rows = Rows.of([[9, 1, 2]], "cpu")
+    votes = {}
+    for doubt in (0.0, 1.0):
+        drafter = DeviceCalibrated(
+            index.arena, index.headers, max_batch=1, max_row_tokens=rows.tokens.shape[1], params=DraftParams(k=2, tau=0.0), launch=LAUNCH,
+            searches=2, doubt=doubt, search_tokens=0, prior=torch.from_numpy(policy.blank_calibration()),
+        )  # fmt: skip
+        out, lessons = DeviceDrafts.empty(1, 2, "cpu"), DeviceLessons.empty(1, 2, "cpu")
+        drafter.propose(rows.tokens, rows.lengths, rows.order, rows.namespaces, out, lessons)
+        ints = lessons.ints[0, 1]
+        votes[doubt] = set(ints[VOTE_TOKENS:][: ints[VOTE_COUNT]].tolist())
+    assert votes == {0.0: {4}, 1.0: {4, 5}}
 
 
 def test_what_a_buffer_holds_is_not_trusted() -> None:
@@ -210,34 +246,48 @@ def test_levels_are_the_policys() -> None:
     assert SHORT_LENGTHS in policy.LENGTHS
 
 
-@pytest.mark.parametrize(("vocab", "probes"), [(3, 8), (60, 8), (60, 2), (3000, 8)])
-def test_tails_are_found_in_all_segments(vocab: int, probes: int) -> None:
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("vocab", [3, 60, 3000])
+def test_tails_are_found_in_all_segments(vocab: int, signed: bool) -> None:
     """Loci of a few and of hundreds of suffixes, at both ends of a segment too, of every length; none for what is not there."""
     rng = np.random.default_rng(vocab)
     documents = [Document([], np.minimum(rng.zipf(1.3, 60) - 1, vocab - 1).tolist()) for _ in range(24)]
     index = on_device(documents, 16, 22, vocab, "cpu")
     at = DEVICE_DESCRIPTORS_START + index.current.number % DEVICE_DESCRIPTORS * DEVICE_DESCRIPTOR_WORDS
     words = index.headers[index.slot, at : at + DEVICE_DESCRIPTOR_WORDS].contiguous()
-    tails = [d.tokens[end - 12 : end] for d in (documents[0], documents[17], documents[-1]) for end in (20, 41, 60)]
+    assert (words[DD_SIGNS : DD_SIGNS + 3] > 0).all()
+    if not signed:
+        words[DD_SIGNS : DD_SIGNS + 3] = 0
+    tails = [d.tokens[end - 12 : end] for d in (documents[0], documents[17], documents[-1]) for end in (20, 60)]
     tails += [[vocab - 1] * 9, [0] * 9, [1, 0, vocab - 1, 0], [0], [*tails[0][:-1], 2**31 - 1]]
-    for tail in tails:
+    for place, tail in enumerate(tails):
         padded = torch.tensor(tail, dtype=torch.int32)
         loci = torch.full((3, LOCUS_LENGTHS, 2), -7, dtype=torch.int32)
-        _find[(1,)](index.arena, words, padded, len(tail), loci, PROBES=probes)
-        row = np.array(tail, np.int32)
-        for segment in range(3):
-            array = index.suffixes(segment).numpy()
-            text = (index.live_text[1] if segment == 2 else index.text).numpy()
-            for length in range(1, SHORT_LENGTHS + 1):
-                low, high = loci[segment, length].tolist()
-                expected = locus(text, array, 0, len(array), row, len(row) - length, length) if length <= len(tail) else (0, 0)
-                assert high - low == expected[1] - expected[0]
-                assert low == expected[0] or high == low
+        grown = 1 + place % SHORT_LENGTHS
+        if grown < len(tail):
+            # At first all lengths anew, then those that are longer than what was added within the loci of before.
+            _find[(1,)](index.arena, words, padded, len(tail) - grown, len(tail), loci)
+            _find[(1,)](index.arena, words, padded, len(tail), grown, loci)
+            _check_loci(index, loci.numpy(), tail)
+        _find[(1,)](index.arena, words, padded, len(tail), len(tail), loci)
+        _check_loci(index, loci.numpy(), tail)
+
+
+def _check_loci(index: DeviceIndex, loci: NDArray[np.int32], tail: Sequence[int]) -> None:
+    row = np.array(tail, np.int32)
+    for segment in range(3):
+        array = index.suffixes(segment).numpy()
+        text = (index.live_text[1] if segment == 2 else index.text).numpy()
+        for length in range(1, SHORT_LENGTHS + 1):
+            low, high = loci[segment, length].tolist()
+            expected = locus(text, array, 0, len(array), row, len(row) - length, length) if length <= len(tail) else (0, 0)
+            assert high - low == expected[1] - expected[0]
+            assert low == expected[0] or high == low
 
 
 @triton.jit
-def _find(arena: tl.tensor, words: tl.tensor, tail: tl.tensor, n: tl.tensor, loci: tl.tensor, PROBES: tl.constexpr) -> None:
-    find_tail(arena, words, tail + n, n, loci, PROBES)
+def _find(arena: tl.tensor, words: tl.tensor, tail: tl.tensor, n: tl.tensor, since: tl.tensor, loci: tl.tensor) -> None:
+    find_tail(arena, words, tail + n, n, since, loci)
 
 
 @triton.jit

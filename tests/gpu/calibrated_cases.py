@@ -56,6 +56,7 @@ def on_device(documents: Sequence[Document], recent_from: int, live_from: int, v
         buckets = np.zeros(index.shape.buckets + 1, np.int32)
         fill_buckets(live_text if segment == 2 else text, suffixes, index.shape.shift, buckets)
         index.buckets[segment, 1].copy_(torch.from_numpy(buckets))
+        index.sign(segment, 1, array[1, : len(suffixes)])  # type: ignore[arg-type]
         lengths.append(len(suffixes))  # type: ignore[arg-type]
     index.publish(Version(copies=(1, 1, 1), lengths=(lengths[0], lengths[1], lengths[2])))
     return index
@@ -97,7 +98,7 @@ def propose(
     buffer = Rows.of(rows, device)
     drafter = DeviceCalibrated(
         index.arena, index.headers, max_batch=len(rows), max_row_tokens=buffer.tokens.shape[1], params=params, launch=launch,
-        searches=searches, prior=torch.from_numpy(calibration.copy()).to(device),
+        searches=searches, doubt=1.0, search_tokens=0, prior=torch.from_numpy(calibration.copy()).to(device),
     )  # fmt: skip
     out, lessons = DeviceDrafts.empty(len(rows), params.k, device), DeviceLessons.empty(len(rows), params.k, device)
     answers = []

@@ -52,7 +52,7 @@ class Case:
             suffixes = self.suffixes[segment]
             array[1, : len(suffixes)].copy_(torch.from_numpy(suffixes))
             index.buckets[segment, 1].copy_(torch.from_numpy(self.buckets(segment)))
-        index.sign(1, index.main[1, : len(self.suffixes[0])])
+            index.sign(segment, 1, array[1, : len(suffixes)])
         a, b, c = (len(s) for s in self.suffixes)
         index.publish(Version(copies=(1, 1, 1), lengths=(a, b, c), ring_start=self.ring_start))
         return index

@@ -97,7 +97,7 @@ def main() -> None:
             evict_start=0, evict_length=evict, ring=4096,
         )  # fmt: skip
     fill_buckets(index.text, positions, shape.shift, index.buckets[0, 1])
-    index.sign(0, positions)
+    index.sign(0, 0, positions)
     slots, words = torch.zeros((3, 16), dtype=torch.int64), torch.zeros((4, 16), dtype=torch.int32)
     pick_rows[(1,)](slots[0], words[0], words[1], 3, 16, words[2], words[3], BLOCK=128, num_warps=1)
     drafts = DeviceDrafts.empty(2, 5, "cpu")

@@ -76,8 +76,9 @@ def test_captured_graph_reads_what_is_in_force() -> None:
     buffer = Rows.of(rows, "cuda")
     table = torch.from_numpy(calibration.copy()).cuda()
     drafter = DeviceCalibrated(
-        index.arena, index.headers, max_batch=len(rows), max_row_tokens=buffer.tokens.shape[1], params=params, searches=64, prior=table
-    )
+        index.arena, index.headers, max_batch=len(rows), max_row_tokens=buffer.tokens.shape[1], params=params,
+        searches=64, doubt=1.0, search_tokens=0, prior=table,
+    )  # fmt: skip
     out, lessons = DeviceDrafts.empty(len(rows), params.k, "cuda"), DeviceLessons.empty(len(rows), params.k, "cuda")
 
     def call() -> None:

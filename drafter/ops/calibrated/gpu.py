@@ -23,11 +23,14 @@ from draftd.drafter.device_layout import SEGMENTS as SEGMENT_COUNT
 from draftd.drafter.ops.calibrated import gpu_levels as levels
 from draftd.drafter.ops.calibrated.cpu_mixer import EVIDENCE_FLOATS, EVIDENCE_INTS, VOTE_COUNT
 from draftd.drafter.ops.calibrated.gpu_levels import length_of, level_of
-from draftd.drafter.ops.calibrated.gpu_mix import mix, refine
-from draftd.drafter.ops.calibrated.gpu_seed import find_tail, seed_corpus, seed_own, token_or_none
+from draftd.drafter.ops.calibrated.gpu_mix import mix
+from draftd.drafter.ops.calibrated.gpu_own import seed_own
+from draftd.drafter.ops.calibrated.gpu_refine import knots_after, refine
+from draftd.drafter.ops.calibrated.gpu_seed import seed_corpus, token_or_none
+from draftd.drafter.ops.calibrated.gpu_tail import find_tail
 from draftd.drafter.ops.draft.gpu_pins import is_torn, unpin
 from draftd.drafter.ops.warp import begin_after_previous
-from draftd.drafter.policy import REACH, TOP_LEVELS
+from draftd.drafter.policy import REACH
 
 _LOCUS_LENGTHS = tl.constexpr(LOCUS_LENGTHS)
 _SEGMENTS = tl.constexpr(SEGMENT_COUNT)
@@ -41,10 +44,6 @@ _HELD = tl.constexpr(levels.HELD)
 _HELD_MATCHED = tl.constexpr(levels.HELD_MATCHED)
 _OWN_PLACES = tl.constexpr(levels.OWN_PLACES)
 _OWN_MATCHED = tl.constexpr(levels.OWN_MATCHED)
-_SAMPLES = tl.constexpr(levels.SAMPLES)
-_SAMPLES_ORDER = tl.constexpr(levels.SAMPLES_ORDER)
-_SAMPLES_WEIGHT = tl.constexpr(levels.SAMPLES_WEIGHT)
-_TOP_LEVELS = tl.constexpr(TOP_LEVELS)
 _REACH = tl.constexpr(REACH)
 _RECORD_HEADER = tl.constexpr(RECORD_HEADER)
 _CALIBRATION = tl.constexpr(DEVICE_CALIBRATION)
@@ -55,20 +54,20 @@ _NONE = tl.constexpr(64)
 
 
 @triton.jit
-def _is_complete(matched: tensor, least: tensor, levels: tensor) -> tensor:
-    """Whether the longest level and so many below it are complete, where all that match `least` tokens are held."""
-    return (matched > 0) & (length_of(level_of(matched) - levels) >= least)
+def _is_complete(matched: tensor, lowest: tensor, levels: tensor) -> tensor:
+    """Whether the longest level and so many below it are complete, where all from the level `lowest` on are held."""
+    return (matched > 0) & (tl.maximum(level_of(matched) - levels, 0) >= lowest)
 
 
-@triton.jit(do_not_specialize=["hit_room", "k", "most_searches", "complete_levels"])
+@triton.jit(do_not_specialize=["hit_room", "k", "most_searches", "complete_levels", "search_tokens"])
 def draft_calibrated(
     arena: tensor, headers: tensor, pins: tensor, tokens: tensor, records: tensor,
     loci: tensor, hits: tensor, hit_room: tensor, hit_counts: tensor, histograms: tensor, calibration: tensor,
     work: tensor, places: tensor,
-    k: tensor, tau: tensor, most_searches: tensor, complete_levels: tensor,
+    k: tensor, tau: tensor, most_searches: tensor, complete_levels: tensor, doubt: tensor, search_tokens: tensor,
     out_tokens: tensor, out_survival: tensor, out_counts: tensor, out_source: tensor, out_match: tensor, out_occurrences: tensor,
     out_version: tensor, out_ints: tensor, out_floats: tensor,
-    USE_LOCAL: tl.constexpr, USE_CORPUS: tl.constexpr, PINNED: tl.constexpr, EVIDENCE: tl.constexpr, K: tl.constexpr, PROBES: tl.constexpr,
+    USE_LOCAL: tl.constexpr, USE_CORPUS: tl.constexpr, PINNED: tl.constexpr, EVIDENCE: tl.constexpr, K: tl.constexpr,
 ) -> None:  # fmt: skip
     """One launch: a program a row. Leaves the workspace as it must be before the next match_rows.
 
@@ -76,7 +75,8 @@ def draft_calibrated(
         arena, headers, pins, tokens: As in match_rows; records ... histograms: what it left.
         calibration: float32 [CALIBRATION_WORDS]; for rows whose namespace has none in the arena.
         most_searches: How often a draft may look for what it follows, the first time included. complete_levels: It does so where the
-            source that matches longest has not all occurrences of its longest level and so many below.
+            source that matches longest has not all occurrences of its longest level and so many below, and the next token would be right
+            with a probability below `doubt`. search_tokens: By so many tokens a draft is shorter at most for each search after the first.
         work: int32 [batch, WORK_WORDS]; places: int64 [batch, HELD]; workspace.
         out_tokens: int32 [batch, k], -1 beyond the draft; out_survival: float32 [batch, k]; out_version: int64 [batch]; the others:
             int32 [batch]. A draft of a version that was overwritten meanwhile is empty, and its version is TORN, if PINNED.
@@ -87,9 +87,6 @@ def draft_calibrated(
     b = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, _HELD)
     kth = tl.arange(0, K)
-    level_row = tl.arange(0, 2 * _TOP_LEVELS)
-    gap = level_row & (_TOP_LEVELS - 1)
-    is_corpus = level_row >= _TOP_LEVELS
     words = records + b * _RECORD_WORDS
     version = tl.load(words)
     n = tl.load(words + _RECORD_LENGTH).to(tl.int32)
@@ -126,27 +123,35 @@ def draft_calibrated(
     held_weight = survival
     searches = step
     looked = step
+    located = step
+    doubted = n < 0
     going = (n > 0).to(tl.int32)
     while going > 0:
         end = work + _TAIL_TOKENS + step
         own_longest = tl.max(tl.where(own_x >= 0, own_matched, 0), axis=0)
         held_longest = tl.max(tl.where(held_x >= 0, held_matched, 0), axis=0)
         # What matches longer than a level is not all that matches it.
+        own_lowest = level_of(own_least - 1) + 1
+        held_lowest = level_of(held_least - 1) + 1
         corpus_top = level_of(held_longest)
-        corpus_top = tl.where(length_of(corpus_top) >= held_least, corpus_top, -1)
+        corpus_top = tl.where(corpus_top >= held_lowest, corpus_top, -1)
         # The source that matches longest decides.
-        enough = _is_complete(held_longest, held_least, complete_levels)
-        enough = enough | (_is_complete(own_longest, own_least, complete_levels) & (own_longest >= held_longest))
-        searched = ((enough == 0) & (searches < most_searches)).to(tl.int32)
+        enough = _is_complete(held_longest, held_lowest, complete_levels)
+        enough = enough | (_is_complete(own_longest, own_lowest, complete_levels) & (own_longest >= held_longest))
+        incomplete = (enough == 0) & (searches < most_searches)
+        searched = (incomplete & (doubted | ((own_longest == 0) & (held_longest == 0)))).to(tl.int32)
         if searched > 0:
             searches += 1
             if USE_CORPUS & (version > 0):
                 if step > 0:
-                    find_tail(arena, words, end, n + step, row_loci, PROBES)
+                    find_tail(arena, words, end, n + step, step - located, row_loci)
+                    located = step
                     tl.debug_barrier()
                 held_least, corpus_top, held_weight = seed_corpus(arena, words, row_loci, end, n + step, places, work)
+                held_lowest = level_of(held_least - 1) + 1
             if USE_LOCAL:
                 own_least = seed_own(row, n, end, step, row_hits, hit_room, hit_counts + b * 2, histograms + b * 64, work)
+                own_lowest = level_of(own_least - 1) + 1
             tl.debug_barrier()
             if USE_CORPUS & (version > 0):
                 held_place = tl.load(places + lane)
@@ -165,41 +170,24 @@ def draft_calibrated(
         held_ahead = tl.load(arena + held_place + 1, mask=(held_x >= 0) & (held_matched > 0), other=-1)
 
         own_top = level_of(own_longest)
-        own_top = tl.where((searched > 0) | (length_of(own_top) >= own_least), own_top, -1)
-        level = tl.where(is_corpus, corpus_top, own_top) - gap
-        length = length_of(level)
-        least = tl.where(is_corpus, held_least, own_least)
-        complete = (length >= least) | ((level_row == 0) & (searched > 0))
-        # Tokens that an occurrence must match: of levels that do not vote more than there are.
-        needed = tl.where((level >= 0) & complete, length, _NONE)
-        x = tl.where(is_corpus[:, None], held_x[None, :], own_x[None, :])
-        matched = tl.where(is_corpus[:, None], held_matched[None, :], own_matched[None, :])
-        members = (x >= 0) & (matched >= needed[:, None])
-        order = tl.zeros_like(x) + lane[None, :]
-        weight = tl.where(lane >= 2 * _TOP_LEVELS, held_weight, 1.0)
-        if (searched > 0) & (corpus_top >= 0) & (length_of(corpus_top - _TOP_LEVELS + 1) < held_least):
-            is_sampled = is_corpus & (level >= 0) & (length < least)
-            for i in tl.static_range(_TOP_LEVELS):
-                sampled = token_or_none(tl.load(work + _SAMPLES + i * _HELD + lane))
-                sampled_order = tl.load(work + _SAMPLES_ORDER + i * _HELD + lane)
-                scale = tl.load((work + _SAMPLES_WEIGHT + i).to(tl.pointer_type(tl.float32)))
-                here = (is_sampled & (gap == i))[:, None]
-                x = tl.where(here, sampled[None, :], x)
-                order = tl.where(here, sampled_order[None, :], order)
-                is_large = (corpus_top >= i) & (length_of(corpus_top - i) < held_least)
-                weight = tl.where(is_large & ((lane >> 1) == _TOP_LEVELS + i), scale, weight)
-            members = members | (is_sampled[:, None] & (x >= 0))
+        own_top = tl.where((searched > 0) | (own_top >= own_lowest), own_top, -1)
+        refined_at, refined_next = knots_after(table, survival)
         token, probability, origin, seen = mix(
-            table, members, x, order, own_top, corpus_top, weight, ints + step * _EVIDENCE_INTS, floats + step * _EVIDENCE_FLOATS, EVIDENCE
+            table, own_x, own_matched, own_top, own_lowest, held_x, held_matched, corpus_top, held_lowest, held_weight, searched, work,
+            ints + step * _EVIDENCE_INTS, floats + step * _EVIDENCE_FLOATS, EVIDENCE,
         )  # fmt: skip
         looked = step + 1
         if step == 0:
             source = origin + 1
             match = length_of(tl.where(origin == 1, corpus_top, own_top))
             occurrences = seen
-        after = survival * refine(table, probability, survival)
-        going = ((token >= 0) & (after >= tau)).to(tl.int32)
-        if going > 0:
+        refined = refine(refined_at, refined_next, probability)
+        after = survival * refined
+        # Once more, with all that there is, before it is decided.
+        doubted = incomplete & (searched == 0) & ((refined < doubt) | (token < 0))
+        drafts = (token >= 0) & (after >= tau) & (doubted == 0)
+        going = (drafts | doubted).to(tl.int32)
+        if drafts:
             tl.store(out_tokens + b * k + step, token)
             tl.store(out_survival + b * k + step, after)
             tl.store(end, token)
@@ -216,7 +204,7 @@ def draft_calibrated(
             own_least = tl.minimum(own_least + 1, _NONE)
             held_least = tl.minimum(held_least + 1, _NONE)
             step += 1
-            going = (step < k).to(tl.int32)
+            going = (step < k - search_tokens * (searches - 1)).to(tl.int32)
 
     if PINNED:
         tl.debug_barrier()

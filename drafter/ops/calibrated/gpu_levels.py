@@ -6,15 +6,15 @@ import triton
 import triton.language as tl
 from triton.language import tensor
 
-from draftd.drafter.ops.warp import INTERPRETED, LANES, highest_bit, lanes_with_same
+from draftd.drafter.ops.warp import highest_bit
 from draftd.drafter.policy import LENGTHS, REACH, TOP_LEVELS
 
 HELD = 32
 """Occurrences that are followed in each source; one a lane."""
 SHORT_LENGTHS = 8
 """Suffixes of up to so many tokens are searched for in the corpus; occurrences say by looking back how far they match."""
-SCANNED_HITS = 128
-"""Occurrences of a drafted token in the row that are looked at, the most recent ones."""
+SCANNED_TOKENS = 1024
+"""A drafted token is looked for in so many of the row's last tokens."""
 
 # Words of a row's workspace (int32).
 TAIL = 0
@@ -27,17 +27,18 @@ OWN_PLACES = HELD_MATCHED + HELD
 OWN_MATCHED = OWN_PLACES + HELD
 SAMPLES = OWN_MATCHED + HELD
 """Of each level that votes: tokens that follow samples of a suffix that occurs more often than can be held."""
-SAMPLES_ORDER = SAMPLES + TOP_LEVELS * HELD
-"""31 for the latest of those, 0 for the others."""
-SAMPLES_WEIGHT = SAMPLES_ORDER + TOP_LEVELS * HELD
+SAMPLED_TOKENS = SAMPLES + TOP_LEVELS * HELD
+"""Of each of these levels: the token that follows most samples, and the one that follows the latest."""
+SAMPLED_COUNTS = SAMPLED_TOKENS + 2 * TOP_LEVELS
+"""How many samples each of those follows, and above that how many samples the level has, how many different tokens follow them, and
+whether the two are the same; eight bits each."""
+SAMPLES_WEIGHT = SAMPLED_COUNTS + 2 * TOP_LEVELS
 """Of each level, float32: occurrences that a sample stands for."""
 SCAN = SAMPLES_WEIGHT + 32
-WORK_WORDS = SCAN + SCANNED_HITS
+"""Occurrences in the row, before they are in order."""
+WORK_WORDS = SCAN + HELD
 
-_INTERPRETED = tl.constexpr(INTERPRETED)
-
-# A table in memory would be one more load to wait for: five bits a level, and a formula.
-_LENGTHS_PACKED = tl.constexpr(sum(length << 5 * level for level, length in enumerate(LENGTHS)))
+# A table in memory would be one more load to wait for: a formula.
 assert max(LENGTHS) == REACH < 32
 assert all(length in (1 << i, 3 << i >> 1) for length, i in zip(LENGTHS, (0, 1, 1, 2, 2, 3, 3, 4, 4), strict=True))
 
@@ -45,8 +46,8 @@ assert all(length in (1 << i, 3 << i >> 1) for length, i in zip(LENGTHS, (0, 1, 
 @triton.jit
 def length_of(level: tensor) -> tensor:
     """Tokens of a level; of level 0 for what is below."""
-    packed = tl.full([], _LENGTHS_PACKED, tl.int64)
-    return ((packed >> (tl.maximum(level, 0) * 5).to(tl.int64)) & 31).to(tl.int32)
+    above = tl.maximum(level, 0) + 1
+    return ((2 | (above & 1)) << (above >> 1)) >> 1
 
 
 @triton.jit
@@ -58,11 +59,6 @@ def level_of(matched: tensor) -> tensor:
 
 
 @triton.jit
-def same_in_rows(values: tensor) -> tensor:
-    """For each element of int32 [rows, 32] the set of lanes of its row with the same value."""
-    if _INTERPRETED:
-        same = values[:, :, None] == values[:, None, :]
-        return tl.sum(tl.where(same, (1 << tl.arange(0, LANES))[None, None, :], 0), axis=2)
-    else:  # noqa: RET505 (decided when compiled)
-        # A row is one register of the warp.
-        return lanes_with_same(values)
+def first_bit(words: tensor) -> tensor:
+    """Index of the lowest bit of each int32 that is set; -1 if none is."""
+    return highest_bit(words & -words)

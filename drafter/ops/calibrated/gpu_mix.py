@@ -1,7 +1,7 @@
 """From the occurrences that a draft follows to the token that comes next, on the GPU: what the CPU's tally and mixer do, by one warp.
 
-A lane is an occurrence where followers are counted, and a vote where votes are weighed. Rows of a table [8, 32] are levels: the four that
-vote of the row's own tokens, the longest first, then those of the corpus.
+A lane is an occurrence where followers are counted, and a vote where votes are weighed. The occurrences of a level are a set of lanes, and
+so are those that the same token follows: counts are population counts.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import triton.language as tl
 from triton.language import tensor
 
 from draftd.drafter import policy
+from draftd.drafter.ops.calibrated import gpu_levels as levels
 from draftd.drafter.ops.calibrated.cpu_mixer import (
     CANDIDATE_COUNT,
     CANDIDATE_TOKENS,
@@ -21,8 +22,9 @@ from draftd.drafter.ops.calibrated.cpu_mixer import (
     VOTE_TOKENS,
     WEIGHTS,
 )
-from draftd.drafter.ops.calibrated.gpu_levels import length_of, same_in_rows
-from draftd.drafter.ops.warp import bit_count
+from draftd.drafter.ops.calibrated.gpu_levels import length_of, level_of
+from draftd.drafter.ops.calibrated.gpu_refine import clip, logit, pair, ratio, sigmoid
+from draftd.drafter.ops.warp import bit_count, highest_bit, lanes_where, lanes_with_same
 
 _TOP_LEVELS = tl.constexpr(policy.TOP_LEVELS)
 _ROWS = tl.constexpr(2 * policy.TOP_LEVELS)
@@ -34,7 +36,6 @@ _KINDS = tl.constexpr(policy.KINDS)
 _LENGTH_BUCKETS = tl.constexpr(policy.LENGTH_BUCKET_COUNT)
 _FINE_AT = tl.constexpr(policy.FINE_AT)
 _COARSE_AT = tl.constexpr(policy.COARSE_AT)
-_REFINED_AT = tl.constexpr(policy.REFINED_AT)
 _WEIGHTS_AT = tl.constexpr(policy.WEIGHTS_AT)
 _WEIGHT_WORDS = tl.constexpr(policy.WEIGHT_WORDS)
 _CANDIDATES = tl.constexpr(policy.CANDIDATES)
@@ -42,14 +43,9 @@ _FEATURES = tl.constexpr(policy.FEATURES)
 _FINE_WEIGHT = tl.constexpr(policy.FINE_WEIGHT)
 _COARSE_WEIGHT = tl.constexpr(policy.COARSE_WEIGHT)
 _LATEST_FLOOR = tl.constexpr(policy.LATEST_FLOOR)
-_LEAST = tl.constexpr(policy.LEAST_PROBABLE)
-_MOST = tl.constexpr(policy.MOST_PROBABLE)
 _SUM_LEAST = tl.constexpr(policy.SUM_LEAST)
 _SUM_MOST = tl.constexpr(policy.SUM_MOST)
 _ESCAPE_FLOOR = tl.constexpr(policy.ESCAPE_FLOOR)
-_KNOTS = tl.constexpr(policy.KNOTS)
-_SPACING = tl.constexpr(policy.KNOT_SPACING)
-_REFINED_WEIGHT = tl.constexpr(policy.REFINED_WEIGHT)
 _VOTE_COUNT = tl.constexpr(VOTE_COUNT)
 _WEIGHTS = tl.constexpr(WEIGHTS)
 _CANDIDATE_COUNT = tl.constexpr(CANDIDATE_COUNT)
@@ -58,14 +54,15 @@ _VOTE_TOKENS = tl.constexpr(VOTE_TOKENS)
 _VOTE_CELLS = tl.constexpr(VOTE_CELLS)
 _PROBABILITIES = tl.constexpr(PROBABILITIES)
 _FEATURE_VALUES = tl.constexpr(FEATURE_VALUES)
-# A follower, and above it two numbers below 32, in one int32.
-_TOKEN_BITS = tl.constexpr(21)
-_TOKEN_MASK = tl.constexpr((1 << 21) - 1)
-_HIGH_BITS = tl.constexpr(26)
-_LOW_MASK = tl.constexpr((1 << 26) - 1)
 _FIXED = tl.constexpr(1 << 20)
-# How many different followers there are, above how many followers.
-_DISTINCT = tl.constexpr(1 << 8)
+_SAMPLES = tl.constexpr(levels.SAMPLES)
+_SAMPLED_TOKENS = tl.constexpr(levels.SAMPLED_TOKENS)
+_SAMPLED_COUNTS = tl.constexpr(levels.SAMPLED_COUNTS)
+_SAMPLES_WEIGHT = tl.constexpr(levels.SAMPLES_WEIGHT)
+_FAR = tl.constexpr(64)
+# Above a level's votes for three candidates: how many there are, and how many different ones.
+_SEEN = tl.constexpr(1 << 18)
+_DISTINCT = tl.constexpr(1 << 24)
 # No token: what does not match, and a candidate that there is not.
 _NONE = tl.constexpr(-1)
 _NOTHING = tl.constexpr(-2)
@@ -74,24 +71,8 @@ _NOTHING = tl.constexpr(-2)
 assert policy.CALIBRATION_WORDS - policy.DECILES_AT >= policy.WEIGHT_WORDS
 assert policy.SHARE_BOUNDS == (0.3, 0.5, 0.7, 0.9)
 assert policy.COUNT_BOUNDS == (1, 2, 4, 8, 24)
-assert policy.SURVIVAL_BOUNDS == (0.3, 0.55, 0.8)
 assert policy.LENGTH_BUCKETS == (0, 1, 2, 3, 4, 4, 5, 6, 7)
 assert policy.CANDIDATES == 3
-
-
-@triton.jit
-def _clip(probability: tensor) -> tensor:
-    return tl.minimum(tl.maximum(probability, _LEAST), _MOST)
-
-
-@triton.jit
-def _logit(probability: tensor) -> tensor:
-    return tl.log(probability / (1.0 - probability))
-
-
-@triton.jit
-def _sigmoid(score: tensor) -> tensor:
-    return 1.0 / (1.0 + tl.exp(-score))
 
 
 @triton.jit
@@ -118,25 +99,62 @@ def _take(left: tensor, tokens: tensor, own: tensor, corpus: tensor, bits: tenso
 
 
 @triton.jit
+def _members(below: tensor, same: tensor, gap: tl.constexpr, complete: tensor) -> tensor:
+    """The occurrences that a level votes with, as a set of lanes, and which of them stands for the most frequent follower.
+
+    Args:
+        below: How many levels below the longest the longest is that each occurrence matches; complete: how many from there on are.
+    """
+    here = (below <= gap) & (complete >= gap)
+    members = lanes_where(here)
+    return members, tl.max(tl.where(here, (bit_count(same & members) << 5) | tl.arange(0, 32), 0), axis=0) & 31
+
+
+@triton.jit
+def _votes(x: tensor, token0: tensor, token1: tensor, token2: tensor) -> tensor:
+    """For which of three candidates each occurrence is: six bits each, and in six more that it is one."""
+    votes = tl.where(x == tl.where(token0 >= 0, token0, _NOTHING), _SEEN + 1, _SEEN)
+    votes += tl.where(x == tl.where(token1 >= 0, token1, _NOTHING), 1 << 6, 0)
+    return votes + tl.where(x == tl.where(token2 >= 0, token2, _NOTHING), 1 << 12, 0)
+
+
+@triton.jit
+def _tally(votes: tensor, same: tensor, members: tensor) -> tensor:
+    """The votes of some occurrences together, and above them how many different followers they have."""
+    lane = tl.arange(0, 32).to(tl.uint32)
+    from_here = members.to(tl.uint32, bitcast=True) >> lane
+    latest = ((same & members).to(tl.uint32, bitcast=True) >> lane) == 1
+    return tl.sum(tl.where((from_here & 1) == 1, votes + tl.where(latest, _DISTINCT, 0), 0), axis=0)
+
+
+@triton.jit
+def _tally_samples(work: tensor, level: tl.constexpr, words: tensor, token0: tensor, token1: tensor, token2: tensor) -> tensor:
+    """The same of a level's samples."""
+    x = tl.load(work + _SAMPLES + level * 32 + tl.arange(0, 32))
+    votes = tl.sum(tl.where(x >= 0, _votes(x, token0, token1, token2), 0), axis=0)
+    return votes + ((words >> 16) & 255) * _DISTINCT
+
+
+@triton.jit
 def mix(
-    calibration: tensor, members: tensor, x: tensor, order: tensor, own_top: tensor, corpus_top: tensor, weight: tensor, ints: tensor,
-    floats: tensor, EVIDENCE: tl.constexpr,
+    calibration: tensor, own_x: tensor, own_matched: tensor, own_top: tensor, own_lowest: tensor,
+    held_x: tensor, held_matched: tensor, corpus_top: tensor, held_lowest: tensor, held_weight: tensor,
+    searched: tensor, work: tensor, ints: tensor, floats: tensor, EVIDENCE: tl.constexpr,
 ) -> tensor:  # fmt: skip
     """The token that is the likeliest to come next.
 
     Args:
         calibration: float32 pointer [CALIBRATION_WORDS].
-        members: int1 [8, 32]; which occurrences match a level; x: int32 [8, 32]; what follows them, below 1 << 21; anything where they
-            do not match. order: int32 [8, 32]; the latest of a level has the highest, at most 31.
-        own_top, corpus_top: Each source's longest level, -1 for none.
-        weight: float32 [32], by vote; occurrences that one of its level stands for.
+        own_x: int32 [32]; what follows each occurrence in the row, below 1 << 21, -1 for nothing; the most recent last; own_matched: int32
+            [32]; how far each matches; own_top: the longest level, -1 for none; own_lowest: from which level on all are there.
+        held_x ... held_lowest: The same of the corpus; held_weight: occurrences that one of them stands for.
+        searched: Whether that has just been sought: levels that are not all there have samples in `work`, the row's workspace.
         ints: int32 pointer [EVIDENCE_INTS]; floats: float32 pointer [EVIDENCE_FLOATS]; out, if EVIDENCE.
 
     Returns:
         The token (-1: there is none) and its mixed probability; 0 if its best vote is of the row's own tokens, else 1; how many
         occurrences that source's longest level has.
     """
-    row = tl.arange(0, _ROWS)
     lane = tl.arange(0, 32)
     longest = tl.maximum(own_top, corpus_top)
     bucket = tl.maximum(_length_bucket(longest), 0)
@@ -145,28 +163,66 @@ def mix(
     # The fourth candidate, which there is not, gets what stands behind the weights.
     mixer = tl.load(calibration + _WEIGHTS_AT + (bucket * _CANDIDATES + candidate) * _WEIGHT_WORDS + feature)
     # What does not match is all alike: the instruction takes the longer the more different values there are.
-    x = tl.where(members, x, _NONE)
-    same = same_in_rows(x)
-    count = bit_count(same) - 1
-    most = tl.max(tl.where(members, (count << _HIGH_BITS) | (lane[None, :] << _TOKEN_BITS) | x, -1), axis=1)
-    latest = tl.max(tl.where(members, (order << _HIGH_BITS) | (count << _TOKEN_BITS) | x, -1), axis=1)
-    is_last = (same.to(tl.uint32, bitcast=True) >> lane.to(tl.uint32)[None, :]) == 1
-    tallied = tl.sum(tl.where(members, tl.where(is_last, 1 + _DISTINCT, 1), 0), axis=1)
+    own_below = tl.where((own_x >= 0) & (own_matched > 0), own_top - level_of(own_matched), _FAR)
+    held_below = tl.where((held_x >= 0) & (held_matched > 0), corpus_top - level_of(held_matched), _FAR)
+    own_same = lanes_with_same(tl.where(own_below < _FAR, own_x, _NONE))
+    held_same = lanes_with_same(tl.where(held_below < _FAR, held_x, _NONE))
+    # Right after a search the row's longest level is there, if only its most recent occurrences.
+    own_complete = tl.where(own_top < 0, -1, tl.where(searched > 0, tl.maximum(own_top - own_lowest, 0), own_top - own_lowest))
+    held_complete = tl.where(corpus_top < 0, -1, corpus_top - held_lowest)
+    own0, own_most0 = _members(own_below, own_same, 0, own_complete)
+    own1, own_most1 = _members(own_below, own_same, 1, own_complete)
+    own2, own_most2 = _members(own_below, own_same, 2, own_complete)
+    own3, own_most3 = _members(own_below, own_same, 3, own_complete)
+    held0, held_most0 = _members(held_below, held_same, 0, held_complete)
+    held1, held_most1 = _members(held_below, held_same, 1, held_complete)
+    held2, held_most2 = _members(held_below, held_same, 2, held_complete)
+    held3, held_most3 = _members(held_below, held_same, 3, held_complete)
 
-    # A lane is a vote: the most frequent follower of a level, or the latest one.
-    of = (lane >> 1)[None, :] == row[:, None]
-    most = tl.sum(tl.where(of, most[:, None], 0), axis=0)
-    latest = tl.sum(tl.where(of, latest[:, None], 0), axis=0)
-    tallied = tl.sum(tl.where(of, tallied[:, None], 0), axis=0)
-    seen = tallied & (_DISTINCT - 1)
+    # A lane is a vote: the most frequent follower of a level, or the latest one; the row's levels first, the longest of them first.
+    row = lane >> 1
+    members = tl.where(row < 2, tl.where(row == 0, own0, own1), tl.where(row == 2, own2, own3))
+    winner = tl.where(row < 2, tl.where(row == 0, own_most0, own_most1), tl.where(row == 2, own_most2, own_most3))
+    held_members = tl.where(row < 6, tl.where(row == 4, held0, held1), tl.where(row == 6, held2, held3))
+    held_winner = tl.where(row < 6, tl.where(row == 4, held_most0, held_most1), tl.where(row == 6, held_most2, held_most3))
+    in_corpus = row >= _TOP_LEVELS
+    members = tl.where(row < _ROWS, tl.where(in_corpus, held_members, members), 0)
+    winner = tl.where(in_corpus, held_winner, winner)
+    latest = tl.maximum(highest_bit(members), 0)
     is_second = (lane & 1) == 1
-    same_token = ((most ^ latest) & _TOKEN_MASK) == 0
+    at = tl.where(is_second, latest, winner)
+    token = tl.where(in_corpus, tl.gather(held_x, at, axis=0), tl.gather(own_x, at, axis=0))
+    same = tl.where(in_corpus, tl.gather(held_same, at, axis=0), tl.gather(own_same, at, axis=0))
+    same_token = ((same >> tl.where(is_second, winner, latest)) & 1) == 1
+    hits = bit_count(same & members)
+    seen = bit_count(members)
+    gap = row & (_TOP_LEVELS - 1)
+    level = tl.where(in_corpus, corpus_top, own_top) - gap
+    weight = tl.where(in_corpus, held_weight, 1.0)
+    # Of the two longest levels in the corpus, if they are samples: how many, how many different followers, and what each stands for.
+    sampled0 = searched * 0
+    sampled1 = sampled0
+    scale0 = held_weight
+    scale1 = held_weight
+    is_sampled = (searched > 0) & (corpus_top >= 0) & (tl.maximum(corpus_top - _TOP_LEVELS + 1, 0) < held_lowest)
+    if is_sampled:
+        vote = lane & (2 * _TOP_LEVELS - 1)
+        here = in_corpus & (row < _ROWS) & (level >= 0) & (level < held_lowest)
+        words = tl.load(work + _SAMPLED_COUNTS + vote)
+        token = tl.where(here, tl.load(work + _SAMPLED_TOKENS + vote), token)
+        hits = tl.where(here, words & 255, hits)
+        seen = tl.where(here, (words >> 8) & 255, seen)
+        same_token = tl.where(here, (words >> 24) != 0, same_token)
+        weights = (work + _SAMPLES_WEIGHT).to(tl.pointer_type(tl.float32))
+        weight = tl.where(here, tl.load(weights + gap), weight)
+        if corpus_top < held_lowest:
+            sampled0 = tl.load(work + _SAMPLED_COUNTS)
+            scale0 = tl.load(weights)
+        if (corpus_top >= 1) & (corpus_top - 1 < held_lowest):
+            sampled1 = tl.load(work + _SAMPLED_COUNTS + 2)
+            scale1 = tl.load(weights + 1)
     valid = (seen > 0) & ~(is_second & same_token)
-    token = tl.where(is_second, latest, most) & _TOKEN_MASK
-    hits = tl.where(is_second, (latest >> _TOKEN_BITS) & 31, most >> _HIGH_BITS) + 1
-    in_corpus = lane >= 2 * _TOP_LEVELS
-    gap = (lane >> 1) & (_TOP_LEVELS - 1)
-    level = tl.maximum(tl.where(in_corpus, corpus_top, own_top) - gap, 0)
+    level = tl.maximum(level, 0)
     gap = tl.minimum(gap, _GAPS - 1)
     kind = tl.where(is_second, 2, tl.where(same_token, 0, 1))
     tenfold = hits * 10
@@ -177,80 +233,89 @@ def mix(
         (all_ > 1).to(tl.int32) + (all_ > 2).to(tl.int32) + (all_ > 4).to(tl.int32) + (all_ > 8).to(tl.int32) + (all_ > 24).to(tl.int32)
     )
     length = length_of(level).to(tl.float32)
-    guess = hits.to(tl.float32) * weight * length / ((all_ + 1.0) * (length + 1.0))
+    guess = ratio(hits.to(tl.float32) * weight * length, (all_ + 1.0) * (length + 1.0))
     guess = tl.where(is_second, tl.maximum(guess, _LATEST_FLOOR), guess)
     source = in_corpus.to(tl.int32)
     fine = ((((source * _LEVELS + level) * _GAPS + gap) * _COUNT_BUCKETS + counts) * _SHARE_BUCKETS + shares) * _KINDS + kind
     coarse = (((source * _LENGTH_BUCKETS + _length_bucket(level)) * _GAPS + gap) * _SHARE_BUCKETS + shares) * _KINDS + kind
     # Cells of what is no vote are cells too: a mask would make these loads wait for one another.
-    fine_at = calibration + _FINE_AT + 2 * fine
-    coarse_at = calibration + _COARSE_AT + 2 * coarse
-    fine_trials = tl.load(fine_at + 1)
-    fine_hits = tl.load(fine_at)
-    coarse_trials = tl.load(coarse_at + 1)
-    coarse_hits = tl.load(coarse_at)
+    fine_hits, fine_trials = pair(calibration + _FINE_AT, fine)
+    coarse_hits, coarse_trials = pair(calibration + _COARSE_AT, coarse)
     # The coarse estimate smooths the fine one; as one fraction.
     trials = coarse_trials + _COARSE_WEIGHT
     estimate = fine_hits * trials + _FINE_WEIGHT * (coarse_hits + _COARSE_WEIGHT * guess)
-    estimate = _clip(estimate / (trials * (fine_trials + _FINE_WEIGHT)))
+    estimate = clip(ratio(estimate, trials * (fine_trials + _FINE_WEIGHT)))
 
     # Estimates are above zero: their bits have their order.
     bits = tl.where(valid, estimate.to(tl.int32, bitcast=True), 0)
-    in_own = in_corpus == 0
-    token0, own0, corpus0, total0, left = _take(bits, token, in_own, in_corpus, bits)
-    token1, own1, corpus1, total1, left = _take(left, token, in_own, in_corpus, bits)
-    token2, own2, corpus2, total2, left = _take(left, token, in_own, in_corpus, bits)
+    in_own = ~in_corpus
+    zero = tl.full([], 0.0, tl.float32)
+    nothing = tl.full([], -1, tl.int32)
+    token0, best_own0, best_corpus0, total0, left = _take(bits, token, in_own, in_corpus, bits)
+    token1, best_own1, best_corpus1, total1 = nothing, zero, zero, zero
+    token2, best_own2, best_corpus2, total2 = nothing, zero, zero, zero
+    # Often all are for one token.
+    if tl.max(left, axis=0) > 0:
+        token1, best_own1, best_corpus1, total1, left = _take(left, token, in_own, in_corpus, bits)
+        token2, best_own2, best_corpus2, total2, left = _take(left, token, in_own, in_corpus, bits)
     kept = (token0 >= 0).to(tl.int32) + (token1 >= 0).to(tl.int32) + (token2 >= 0).to(tl.int32)
 
-    # Their counts at the two longest levels of both sources, in one sum a level.
-    votes = tl.where(x == tl.where(token0 >= 0, token0, _NOTHING), 1, 0)
-    votes += tl.where(x == tl.where(token1 >= 0, token1, _NOTHING), 1 << 8, 0)
-    votes += tl.where(x == tl.where(token2 >= 0, token2, _NOTHING), 1 << 16, 0)
-    votes = tl.sum(tl.where(of, tl.sum(votes, axis=1)[:, None], 0), axis=0)
+    # Their counts at the two longest levels of both sources.
+    own_votes = _votes(own_x, token0, token1, token2)
+    held_votes = _votes(held_x, token0, token1, token2)
+    own_tally0 = _tally(own_votes, own_same, own0)
+    own_tally1 = _tally(own_votes, own_same, own1)
+    held_tally0 = _tally(held_votes, held_same, held0)
+    held_tally1 = _tally(held_votes, held_same, held1)
+    if is_sampled:
+        if sampled0 > 0:
+            held_tally0 = _tally_samples(work, 0, sampled0, token0, token1, token2)
+        if sampled1 > 0:
+            held_tally1 = _tally_samples(work, 1, sampled1, token0, token1, token2)
     blend = tl.zeros_like(mixer) + _ESCAPE_FLOOR
     for below in tl.static_range(2):
-        gap_own = own_top - longest + 1 - below
-        gap_corpus = corpus_top - longest + 1 - below
-        at_own = (lane == 2 * gap_own) & (gap_own >= 0) & (gap_own < _TOP_LEVELS)
-        at_corpus = (lane == 2 * (gap_corpus + _TOP_LEVELS)) & (gap_corpus >= 0) & (gap_corpus < _TOP_LEVELS)
-        own_all = tl.sum(tl.where(at_own, tallied, 0), axis=0)
-        corpus_all = tl.sum(tl.where(at_corpus, tallied, 0), axis=0)
-        own_votes = (tl.sum(tl.where(at_own, votes, 0), axis=0) >> (8 * candidate)) & 255
-        corpus_votes = (tl.sum(tl.where(at_corpus, votes, 0), axis=0) >> (8 * candidate)) & 255
-        scale = tl.max(tl.where(at_corpus, weight.to(tl.int32, bitcast=True), 0), axis=0).to(tl.float32, bitcast=True)
-        total_seen = (own_all & (_DISTINCT - 1)).to(tl.float32) + (corpus_all & (_DISTINCT - 1)).to(tl.float32) * scale
-        distinct = (own_all // _DISTINCT + corpus_all // _DISTINCT).to(tl.float32)
-        followed = own_votes.to(tl.float32) + corpus_votes.to(tl.float32) * scale
+        own_gap = own_top - longest + 1 - below
+        held_gap = corpus_top - longest + 1 - below
+        of_own = tl.where(own_gap == 0, own_tally0, tl.where(own_gap == 1, own_tally1, 0))
+        of_held = tl.where(held_gap == 0, held_tally0, tl.where(held_gap == 1, held_tally1, 0))
+        scale = tl.where(held_gap == 0, scale0, scale1)
+        total_seen = ((of_own // _SEEN) & 63).to(tl.float32) + ((of_held // _SEEN) & 63).to(tl.float32) * scale
+        distinct = (of_own // _DISTINCT + of_held // _DISTINCT).to(tl.float32)
+        followed = ((of_own >> (6 * candidate)) & 63).to(tl.float32) + ((of_held >> (6 * candidate)) & 63).to(tl.float32) * scale
         there = total_seen > 0
-        blend = tl.where(there, (followed + distinct * blend) / tl.where(there, total_seen + distinct, 1.0), blend)
+        blend = tl.where(there, ratio(followed + distinct * blend, tl.where(there, total_seen + distinct, 1.0)), blend)
 
     # A lane is a feature of a candidate.
-    best0 = tl.maximum(own0, corpus0)
-    best1 = tl.maximum(own1, corpus1)
-    first = _third(candidate, best0, best1, tl.maximum(own2, corpus2))
-    second = _third(candidate, tl.minimum(own0, corpus0), tl.minimum(own1, corpus1), tl.minimum(own2, corpus2))
+    best0 = tl.maximum(best_own0, best_corpus0)
+    best1 = tl.maximum(best_own1, best_corpus1)
+    first = _third(candidate, best0, best1, tl.maximum(best_own2, best_corpus2))
+    other0 = tl.minimum(best_own0, best_corpus0)
+    other1 = tl.minimum(best_own1, best_corpus1)
+    second = _third(candidate, other0, other1, tl.minimum(best_own2, best_corpus2))
     rival = tl.where(kept > 1, tl.where(candidate == 0, best1, best0), 0.0)
     total = _third(candidate, total0, total1, total2)
-    total = tl.minimum(tl.maximum(total / (1.0 + total), _SUM_LEAST), _SUM_MOST)
-    blend = _clip(blend)
+    total = tl.minimum(tl.maximum(ratio(total, 1.0 + total), _SUM_LEAST), _SUM_MOST)
+    blend = clip(blend)
     value = tl.where(feature == 0, first, tl.where(feature == 1, second, tl.where(feature == 2, rival, 0.0)))
     value = tl.where(feature == 6, total, tl.where(feature == 7, blend, value))
     there = (value > 0) & (candidate < kept)
-    value = tl.where(there, _logit(tl.where(there, value, 0.5)) + tl.where((feature == 1) | (feature == 2), 2.0, 0.0), 0.0)
+    value = tl.where(there, logit(tl.where(there, value, 0.5)) + tl.where((feature == 1) | (feature == 2), 2.0, 0.0), 0.0)
     value = tl.where(feature == 3, 1.0, tl.where(feature == 4, (second > 0).to(tl.float32), value))
     value = tl.where(feature == 5, (rival > 0).to(tl.float32), value)
     score = tl.sum(value * mixer, axis=1)
-    probability = _clip(_sigmoid(score))
+    probability = clip(sigmoid(score))
     place = tl.arange(0, 4)
     ranked = tl.where(place < kept, probability, 0.0)
     highest = tl.max(ranked, axis=0)
     chosen = tl.min(tl.where(ranked == highest, place, 4), axis=0)
     answer = tl.where(kept > 0, _third(chosen, token0, token1, token2), -1)
-    origin = _third(chosen, (corpus0 > own0).to(tl.int32), (corpus1 > own1).to(tl.int32), (corpus2 > own2).to(tl.int32))
+    origin = _third(
+        chosen, (best_corpus0 > best_own0).to(tl.int32), (best_corpus1 > best_own1).to(tl.int32), (best_corpus2 > best_own2).to(tl.int32)
+    )
     if EVIDENCE:
         # The votes without gaps between them.
-        there_ = tl.sum(tl.where(valid, 1 << (lane & 15), 0), axis=0)
-        slot = bit_count(there_ & ((1 << (lane & 15)) - 1))
+        there_ = lanes_where(valid)
+        slot = bit_count(there_ & ((1 << lane) - 1))
         tl.store(ints + _VOTE_TOKENS + slot, token, mask=valid)
         tl.store(ints + _VOTE_CELLS + slot, fine, mask=valid)
         tl.store(ints + _VOTE_COUNT, bit_count(there_))
@@ -260,20 +325,3 @@ def mix(
         tl.store(floats + _PROBABILITIES + place, probability, mask=place < kept)
         tl.store(floats + _FEATURE_VALUES + candidate * _FEATURES + feature, value, mask=candidate < kept)
     return answer, highest, origin, tl.max(tl.where(lane == origin * (2 * _TOP_LEVELS), all_.to(tl.int32), 0), axis=0)
-
-
-@triton.jit
-def refine(calibration: tensor, probability: tensor, survival: tensor) -> tensor:
-    """What the likeliest candidate's mixed probability has turned out to be after tokens of that survival (1: none)."""
-    side = tl.arange(0, 2)
-    at = tl.minimum(tl.maximum(_logit(_clip(probability)) / _SPACING + (_KNOTS - 1) / 2, 0.0), _KNOTS - 1.001)
-    knot = at.to(tl.int32)
-    above = at - knot.to(tl.float32)
-    bucket = 1 + (survival >= 0.3).to(tl.int32) + (survival >= 0.55).to(tl.int32) + (survival >= 0.8).to(tl.int32)
-    bucket = tl.where(survival >= 1.0, 0, bucket)
-    cell = calibration + _REFINED_AT + 2 * (bucket * _KNOTS + knot + side)
-    hits = tl.load(cell)
-    trials = tl.load(cell + 1)
-    own = _sigmoid(((knot + side).to(tl.float32) - (_KNOTS - 1) / 2) * _SPACING)
-    value = (hits + _REFINED_WEIGHT * own) / (trials + _REFINED_WEIGHT)
-    return _clip(tl.sum(value * tl.where(side == 1, above, 1.0 - above), axis=0))

@@ -100,6 +100,46 @@ def _decided(order: tensor, same: tensor, x: tensor, y: tensor, wanted: tensor) 
 
 
 @triton.jit
+def sign_range(pattern: tensor, length: tensor, some: tensor) -> tensor:
+    """The least and the largest sign of suffixes that begin with patterns, and whether no other token looks like theirs in a sign.
+
+    Args:
+        pattern: int32 pointers to the first tokens; length: int32; some: Whether the pattern counts.
+    """
+    t0 = tl.load(pattern, mask=some, other=0)
+    t1 = tl.load(pattern + 1, mask=some & (length > 1), other=0)
+    t2 = tl.load(pattern + 2, mask=some & (length > 2), other=0)
+    prefix = (sign_part(t0) << (2 * _SIGN_BITS)) | tl.where(length > 1, sign_part(t1) << _SIGN_BITS, 0)
+    from_ = prefix | tl.where(length > 2, sign_part(t2), 0)
+    open_parts = tl.where(length > 2, 0, tl.where(length > 1, _NO_SIGN_PART, _NO_SIGN_PARTS)).to(tl.int64)
+    # Tokens that no text has may look like others in a sign.
+    known = (t0 >= 0) & (t1 >= 0) & (t2 >= 0) & (t0 < _NO_SIGN_PART - 1) & (t1 < _NO_SIGN_PART - 1) & (t2 < _NO_SIGN_PART - 1)
+    return from_, from_ | open_parts, known
+
+
+@triton.jit
+def signs_between(low: tensor, high: tensor) -> tensor:
+    """The first sign of the suffixes [low, high), and behind the last one."""
+    begin = (low + _SIGN_STRIDE - 1) // _SIGN_STRIDE
+    return begin, tl.maximum(begin, (high + _SIGN_STRIDE - 1) // _SIGN_STRIDE)
+
+
+@triton.jit
+def places_of_signs(low: tensor, high: tensor, begin: tensor, end: tensor, first: tensor, beyond: tensor, exact: tensor) -> tensor:
+    """Where the first suffix of a locus is, at least and at most, and where its end is, at least and at most.
+
+    Args:
+        low, high: Places of suffixes; begin, end: See signs_between; first, beyond: The first of these signs that is not below the
+            pattern, and the first beyond it; exact: Whether all suffixes between them begin with it.
+    """
+    least = tl.where(first > begin, (first - 1) * _SIGN_STRIDE + 1, low)
+    most = tl.where(beyond < end, beyond * _SIGN_STRIDE, high)
+    first_most = tl.where(exact, tl.where(first < end, first * _SIGN_STRIDE, high), most)
+    end_least = tl.where(exact, tl.where(beyond > begin, (beyond - 1) * _SIGN_STRIDE + 1, low), least)
+    return least, first_most, end_least, most
+
+
+@triton.jit
 def search_signs(signs: tensor, pattern: tensor, length: tensor, low: tensor, high: tensor, PROBES: tl.constexpr) -> tensor:
     """Narrows [low, high], places of suffixes, by their signs.
 
@@ -107,23 +147,11 @@ def search_signs(signs: tensor, pattern: tensor, length: tensor, low: tensor, hi
         signs: int64 pointer; pattern: int32 pointers [LENGTHS] to the first tokens; length, low, high: int32 [LENGTHS].
 
     Returns:
-        Where the first suffix of the locus is, at least and at most, and where its end is, at least and at most.
+        See places_of_signs.
     """
     half: tl.constexpr = PROBES // 2
-    some = high > low
-    t0 = tl.load(pattern, mask=some, other=0)
-    t1 = tl.load(pattern + 1, mask=some & (length > 1), other=0)
-    t2 = tl.load(pattern + 2, mask=some & (length > 2), other=0)
-    prefix = (sign_part(t0) << (2 * _SIGN_BITS)) | tl.where(length > 1, sign_part(t1) << _SIGN_BITS, 0)
-    from_ = prefix | tl.where(length > 2, sign_part(t2), 0)
-    open_parts = tl.where(length > 2, 0, tl.where(length > 1, _NO_SIGN_PART, _NO_SIGN_PARTS)).to(tl.int64)
-    to = from_ | open_parts
-    # Tokens that no text has may look like others in a sign.
-    known = (t0 >= 0) & (t1 >= 0) & (t2 >= 0) & (t0 < _NO_SIGN_PART - 1) & (t1 < _NO_SIGN_PART - 1) & (t2 < _NO_SIGN_PART - 1)
-    exact = known & (length <= _SIGN_TOKENS)
-    begin = (low + _SIGN_STRIDE - 1) // _SIGN_STRIDE
-    end = tl.maximum(begin, (high + _SIGN_STRIDE - 1) // _SIGN_STRIDE)
-    # The first sign that is not below the pattern, and the first beyond it.
+    from_, to, known = sign_range(pattern, length, high > low)
+    begin, end = signs_between(low, high)
     first_low, first_high, last_low, last_high = begin, end, begin, end
     probe = tl.arange(0, PROBES)[None, :]
     side = probe // half
@@ -143,11 +171,7 @@ def search_signs(signs: tensor, pattern: tensor, length: tensor, low: tensor, hi
         first_low = first_low + of_first * first_spacing
         last_high = tl.minimum(last_high, last_low + (of_last + 1) * last_spacing - 1)
         last_low = last_low + of_last * last_spacing
-    least = tl.where(first_low > begin, (first_low - 1) * _SIGN_STRIDE + 1, low)
-    most = tl.where(last_low < end, last_low * _SIGN_STRIDE, high)
-    first_most = tl.where(exact, tl.where(first_low < end, first_low * _SIGN_STRIDE, high), most)
-    end_least = tl.where(exact, tl.where(last_low > begin, (last_low - 1) * _SIGN_STRIDE + 1, low), least)
-    return least, first_most, end_least, most
+    return places_of_signs(low, high, begin, end, first_low, last_low, known & (length <= _SIGN_TOKENS))
 
 
 @triton.jit
@@ -320,7 +344,7 @@ def match_rows(
                 tl.store(record + _RECORD_HEADER, namespace.to(tl.int64) * _HEADER_WORDS)
             out = loci + (b.to(tl.int64) * _SEGMENTS + segment) * (_LOCUS_LENGTHS * 2)
             searched = tl.where((size > 0) & (version > 0), longest, 0)
-            signs = tl.where(segment == 0, tl.load(words + _SIGNS), 0)
+            signs = tl.load(words + _SIGNS + segment)
             search_group(
                 arena + suffixes,
                 arena + text,
