@@ -25,6 +25,7 @@ MOST_SEARCHES = 4
 COMPLETE_LEVELS = 2
 DOUBT = 0.6
 SEARCH_TOKENS = 3
+_USUAL_K = 16
 _REGISTERS = 255
 
 
@@ -75,7 +76,8 @@ class DeviceCalibrated:
         searches: How often a draft may look for what it follows, the first time included; complete_levels: it does so where the source
             that matches longest has not all occurrences of its longest level and so many below, 0 to 3, and the next token would be right
             with a probability below `doubt`. Less takes less time, and drafts a little worse.
-        search_tokens: A draft has at most so many tokens less for each search after the first: the slowest row of a batch decides.
+        search_tokens: As so many tokens each search after the first counts, where a draft may have at most 16, or k if that is more: the
+            slowest row of a batch decides.
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class DeviceCalibrated:
             arena, headers, control, pins, max_batch=max_batch, max_row_tokens=max_row_tokens, params=params, launch=launch,
             max_depth=REACH + 1, searched=SHORT_LENGTHS, back=_BACK,
         )  # fmt: skip
-        self._searches = (searches, complete_levels, doubt, search_tokens)
+        self._searches = (searches, complete_levels, doubt, search_tokens, max(params.k, _USUAL_K))
         self._k = triton.next_power_of_2(max(compiled_k, params.k))
 
         def ints(*shape: int) -> torch.Tensor:

@@ -89,7 +89,7 @@ def test_more_own_matches_than_can_be_held() -> None:
     assert lesson.drafts.occurrences.tolist() == [HELD, HELD]
 
 
-@pytest.mark.parametrize(("searches", "search_tokens", "expected"), [(1, 0, [3, 4]), (2, 0, [3, 4, 5, 6, 7]), (2, 2, [3, 4, 5])])
+@pytest.mark.parametrize(("searches", "search_tokens", "expected"), [(1, 0, [3, 4]), (2, 0, [3, 4, 5, 6, 7]), (2, 13, [3, 4, 5])])
 def test_draft_that_has_searched_again_is_shorter(searches: int, search_tokens: int, expected: list[int]) -> None:
     """Where nothing is left to follow there is a search, doubt or not."""
     index = on_device([Document([], [1, 2, 3, 4]), Document([], [8, 4, 5, 6, 7])], 1, 2, 30, "cpu")

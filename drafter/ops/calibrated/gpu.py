@@ -59,12 +59,12 @@ def _is_complete(matched: tensor, lowest: tensor, levels: tensor) -> tensor:
     return (matched > 0) & (tl.maximum(level_of(matched) - levels, 0) >= lowest)
 
 
-@triton.jit(do_not_specialize=["hit_room", "k", "most_searches", "complete_levels", "search_tokens"])
+@triton.jit(do_not_specialize=["hit_room", "k", "most_searches", "complete_levels", "search_tokens", "budget"])
 def draft_calibrated(
     arena: tensor, headers: tensor, pins: tensor, tokens: tensor, records: tensor,
     loci: tensor, hits: tensor, hit_room: tensor, hit_counts: tensor, histograms: tensor, calibration: tensor,
     work: tensor, places: tensor,
-    k: tensor, tau: tensor, most_searches: tensor, complete_levels: tensor, doubt: tensor, search_tokens: tensor,
+    k: tensor, tau: tensor, most_searches: tensor, complete_levels: tensor, doubt: tensor, search_tokens: tensor, budget: tensor,
     out_tokens: tensor, out_survival: tensor, out_counts: tensor, out_source: tensor, out_match: tensor, out_occurrences: tensor,
     out_version: tensor, out_ints: tensor, out_floats: tensor,
     USE_LOCAL: tl.constexpr, USE_CORPUS: tl.constexpr, PINNED: tl.constexpr, EVIDENCE: tl.constexpr, K: tl.constexpr,
@@ -76,7 +76,7 @@ def draft_calibrated(
         calibration: float32 [CALIBRATION_WORDS]; for rows whose namespace has none in the arena.
         most_searches: How often a draft may look for what it follows, the first time included. complete_levels: It does so where the
             source that matches longest has not all occurrences of its longest level and so many below, and the next token would be right
-            with a probability below `doubt`. search_tokens: By so many tokens a draft is shorter at most for each search after the first.
+            with a probability below `doubt`. budget: Most tokens of a draft, where each search after the first counts as search_tokens.
         work: int32 [batch, WORK_WORDS]; places: int64 [batch, HELD]; workspace.
         out_tokens: int32 [batch, k], -1 beyond the draft; out_survival: float32 [batch, k]; out_version: int64 [batch]; the others:
             int32 [batch]. A draft of a version that was overwritten meanwhile is empty, and its version is TORN, if PINNED.
@@ -204,7 +204,7 @@ def draft_calibrated(
             own_least = tl.minimum(own_least + 1, _NONE)
             held_least = tl.minimum(held_least + 1, _NONE)
             step += 1
-            going = (step < k - search_tokens * (searches - 1)).to(tl.int32)
+            going = (step < tl.minimum(k, budget - search_tokens * (searches - 1))).to(tl.int32)
 
     if PINNED:
         tl.debug_barrier()
