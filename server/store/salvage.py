@@ -10,7 +10,18 @@ import structlog
 
 from draftd.drafter.keeper import KeptNamespace
 from draftd.server.store.codec import checksum
-from draftd.server.store.database import FILE, Damaged, Database, Row, is_sound, text, write_documents, write_namespaces
+from draftd.server.store.database import (
+    FILE,
+    Damaged,
+    Database,
+    NamespaceRow,
+    Row,
+    is_sound,
+    reason_of,
+    text,
+    write_documents,
+    write_namespaces,
+)
 
 log = structlog.get_logger()
 
@@ -70,8 +81,8 @@ def _copy(damaged: Path, database: Database) -> int:
                 if len(batch) == 1000:
                     copied += _write(database, batch)
             copied += _write(database, batch)
-    except sqlite3.Error as error:
-        log.error("damaged_store_cannot_be_read_further", reason=str(error))
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        log.error("damaged_store_cannot_be_read_further", reason=reason_of(error))
     log.warning("store_was_salvaged", documents=copied, unreadable_documents=lost)
     return lost
 
@@ -85,8 +96,18 @@ def _write(database: Database, batch: list[Row]) -> int:
 
 
 def _namespaces(old: sqlite3.Connection) -> list[KeptNamespace]:
-    rows = old.execute("SELECT key, name, vocab_size, fingerprint, generation, evict_before FROM namespaces").fetchall()
-    return [kept for row in rows if is_sound(kept := KeptNamespace(*row))]
+    """Those that are what was written. Older formats have no checksum of them, and the oldest no calibration."""
+    for columns in (NamespaceRow._fields, NamespaceRow._fields[:7], NamespaceRow._fields[:6]):
+        try:
+            rows = old.execute(f"SELECT {', '.join(columns)} FROM namespaces").fetchall()
+        except sqlite3.OperationalError as error:
+            if "no such column" in str(error) and len(columns) > 6:
+                continue
+            raise
+        if columns == NamespaceRow._fields:
+            return [kept for row in rows if (kept := NamespaceRow(*row).kept()) is not None]
+        return [kept for row in rows if is_sound(kept := KeptNamespace(*row))]
+    return []
 
 
 def _documents(old: sqlite3.Connection) -> Iterator[Row]:
@@ -97,7 +118,10 @@ def _documents(old: sqlite3.Connection) -> Iterator[Row]:
         low, high = ranges.pop()
         try:
             yield from (
-                Row(*row) for row in old.execute("SELECT * FROM documents WHERE committed_us >= ? AND committed_us < ?", (low, high))
+                Row(*row)
+                for row in old.execute(
+                    f"SELECT {', '.join(Row._fields)} FROM documents WHERE committed_us >= ? AND committed_us < ?", (low, high)
+                )
             )
         except sqlite3.DatabaseError:
             failures += 1

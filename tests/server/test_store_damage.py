@@ -192,6 +192,95 @@ def _same(changed: Row) -> bool:
     return changed == ROWS[3]
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("name", "m"),
+        ("vocab_size", 1001),
+        ("fingerprint", "another"),
+        ("generation", 2**40),
+        ("evict_before", 1),
+        ("key", 2**60),
+        ("checksum", 0),
+    ],
+)
+def test_namespace_that_is_not_what_was_written_is_set_aside_with_its_documents(
+    data: Path, column: str, value: int | str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Fault: no checksum covered a namespace's row. A changed name gave its text to another tenant, a changed generation deleted it."""
+    with closing(sqlite3.connect(data / FILE, isolation_level=None)) as db:
+        write_namespaces(db, [KeptNamespace(KEY + 10**9, "other", 1000, "", 0, 0)])
+        write_documents(db, [_row(DOCUMENTS, namespace=KEY + 10**9)])
+        db.execute(f"UPDATE namespaces SET {column} = ? WHERE key = ?", (value, KEY))
+    with kept(data, quota_tokens=2**18) as made:
+        assert [info.name for info in made.corpus.namespaces()] == ["other"]
+        assert made.store.counts.damaged_documents == DOCUMENTS
+        assert len(made.documents("other")) == 1
+        # No number is taken from what is damaged.
+        assert made.corpus.clock.now_us() < 2**53
+    assert "namespaces_are_damaged" in "".join(capfd.readouterr())
+    with closing(sqlite3.connect(data / FILE)) as db:
+        assert db.execute("SELECT count(*) FROM damaged_documents").fetchone() == (DOCUMENTS,)
+        assert db.execute(f"SELECT {column} FROM damaged_namespaces").fetchall() == [(value,)]
+        assert db.execute("SELECT name FROM namespaces").fetchall() == [("other",)]
+    with kept(data, quota_tokens=2**18) as again:
+        assert again.store.counts.damaged_documents == 0
+
+
+def test_damaged_calibration_costs_what_was_learned_only(data: Path) -> None:
+    with closing(sqlite3.connect(data / FILE, isolation_level=None)) as db:
+        write_namespaces(db, [KeptNamespace(KEY, "n", 1000, "", 0, 0, calibration=b"learned")])
+    with closing(Database(data / FILE)) as database:
+        assert [row.kept().calibration for row in database.namespaces() if row.kept()] == [b"learned"]  # type: ignore[union-attr]
+    with closing(sqlite3.connect(data / FILE, isolation_level=None)) as db:
+        db.execute("UPDATE namespaces SET calibration = x'00'")
+    with closing(Database(data / FILE)) as database:
+        assert [row.kept() for row in database.namespaces()] == [KeptNamespace(KEY, "n", 1000, "", 0, 0)]
+    assert _read(data) == (ROWS, 0)
+
+
+def test_schema_that_is_no_text_is_damage(data: Path) -> None:
+    """Fault: Python could not decode what SQLite said of it, and the service did not start."""
+    content = (data / FILE).read_bytes()
+    at = content.index(b"CREATE TABLE namespaces")
+    _overwrite(data, at, b"CREATE T\xc5BLE")
+    assert _read(data) == ([], 0)
+    assert len(_aside(data)) == 1
+
+
+# What this version's columns were added to.
+_FORMAT_1 = """
+DROP TABLE namespaces; DROP TABLE damaged_namespaces;
+CREATE TABLE namespaces (key INTEGER PRIMARY KEY, name TEXT NOT NULL, vocab_size INTEGER NOT NULL, fingerprint TEXT NOT NULL,
+    generation INTEGER NOT NULL, evict_before INTEGER NOT NULL) STRICT;
+INSERT INTO namespaces VALUES (1000000000000000, 'n', 1000, 'tokenizer', 3, 0);
+PRAGMA user_version = 1;
+"""
+_FORMAT_2 = f"""
+{_FORMAT_1} ALTER TABLE namespaces ADD COLUMN calibration BLOB NOT NULL DEFAULT x'';
+UPDATE namespaces SET calibration = x'0102';
+PRAGMA user_version = 2;
+"""
+
+
+@pytest.mark.parametrize(("older", "calibration"), [(_FORMAT_1, b""), (_FORMAT_2, b"\x01\x02")])
+@pytest.mark.parametrize("damaged", [False, True])
+def test_store_of_an_older_format_is_used_whole_or_damaged(data: Path, older: str, calibration: bytes, damaged: bool) -> None:
+    with closing(sqlite3.connect(data / FILE, isolation_level=None)) as db:
+        db.executescript(older)
+        page = db.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'documents_of_namespace'").fetchone()[0]
+    if damaged:
+        _overwrite(data, (page - 1) * 4096, os.urandom(4096))
+    database, lost = open_or_salvage(data)
+    with closing(database):
+        (row,) = database.namespaces()
+        assert row.kept() == KeptNamespace(KEY, "n", 1000, "tokenizer", 3, 0, calibration)
+        assert (list(database.newest_first(KEY))[::-1], lost) == (ROWS, 0)
+        set_aside = database._db.execute("SELECT count(*) FROM damaged_namespaces, damaged_documents").fetchone()
+    assert set_aside == (0,)
+    assert len(_aside(data)) == damaged
+
+
 def test_torn_log_brings_back_whole_transactions_only(written: Path) -> None:
     rng = random.Random(0)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
