@@ -60,6 +60,12 @@ _FLAGS = {
 }
 
 
+def sends_token() -> bool:
+    """The running command proves who it is with a token, which may not show it everything."""
+    credentials = _credentials.get()
+    return bool(credentials and credentials.token_file)
+
+
 def wide_console() -> Console:
     """A console for tables: as wide as the terminal, or wide enough for whoever reads our output from a pipe."""
     console = Console(markup=False, highlight=False)
