@@ -202,6 +202,7 @@ def test_schema_knows_every_setting_and_its_range() -> None:
         ({"replicate": {"servers": "nats://a:4222", "secretName": "s", "ca": True}}, "/replicate/servers"),
         ({"replicate": {"servers": "nats://a:4222", "credentials": True}}, "/replicate/secretName"),
         ({"config": {"replicate": "nats://a:4222"}}, "additional properties 'replicate' not allowed"),
+        ({"tokens": {"secretName": "s"}, "serviceMonitor": {"enabled": True}}, "/serviceMonitor/tokenSecret"),
         ({"unknown": True}, "unknown"),
     ],
 )
