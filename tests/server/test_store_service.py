@@ -320,6 +320,19 @@ def test_it_sleeps_again_with_what_came_meanwhile(drowsy: RunningService) -> Non
     assert list(drowsy.propose([row]).drafts[0].tokens) == [8]
 
 
+def test_import_that_pauses_goes_on_in_the_namespace_that_fell_asleep_meanwhile(drowsy: RunningService) -> None:
+    """Fault: the next message of the stream was refused, since the namespace did not exist."""
+
+    def requests() -> Iterator[pb.ImportRequest]:
+        for i in range(2):
+            wait_until(lambda: _asleep(drowsy) == ["quiet"])
+            yield pb.ImportRequest(namespace="quiet", documents=[pb.StoredDocument(document_id=f"i{i}", packed_tokens=pack([7, 8]))])
+
+    assert drowsy.corpus.Import(requests()).documents == 2
+    exported = drowsy.corpus.Export(pb.ExportRequest(namespace="quiet"))
+    assert [document.document_id for answer in exported for document in answer.documents] == ["d", "i0", "i1"]
+
+
 def test_namespace_of_an_attachment_stays_awake(drowsy: RunningService) -> None:
     with Drafter(
         f"unix:{drowsy.config.socket_path()}",
