@@ -3,6 +3,7 @@
 import ast
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,7 +116,7 @@ def test_every_setting_is_read_somewhere() -> None:
 
 
 def test_drafting_defaults_are_those_given() -> None:
-    given = {"k": 7, "max_depth": 9, "spec_factor": 1.5, "spec_offset": -2.0, "min_token_prob": 0.3}
+    given: dict[str, Any] = {"k": 7, "max_depth": 9, "spec_factor": 1.5, "spec_offset": -2.0, "min_token_prob": 0.3}
     config = ServerConfig(policy="tree", tau=0.2, **{f"draft_{name}": value for name, value in given.items()})
     assert config.draft_params() == DraftParams(policy="tree", tau=0.2, **given)
 
