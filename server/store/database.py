@@ -165,6 +165,8 @@ class Database:
             raise StoreError(
                 f"{self.path} has format {version}, and this version of draftd knows up to {FORMAT}: use a newer one, or another --data-dir"
             )
+        if objects and version < 1:
+            raise Damaged(f"its format is {version}")
         if not objects:
             self._db.execute("PRAGMA auto_vacuum = INCREMENTAL")
         self._db.execute("PRAGMA journal_mode = WAL")

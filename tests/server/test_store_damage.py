@@ -260,6 +260,15 @@ def test_first_page_that_is_damaged_costs_nothing(data: Path, size: int) -> None
     assert _read(data) == (ROWS, 0)
 
 
+@pytest.mark.parametrize("version", [0, -(2**31)])
+def test_format_that_never_was_is_damage(data: Path, version: int) -> None:
+    """Fault: the service did not start, for a KeyError."""
+    with closing(sqlite3.connect(data / FILE)) as db:
+        db.execute(f"PRAGMA user_version = {version}")
+    assert _read(data) == (ROWS, 0)
+    assert len(_aside(data)) == 1
+
+
 # What this version's columns were added to.
 _FORMAT_1 = """
 DROP TABLE namespaces; DROP TABLE damaged_namespaces;
