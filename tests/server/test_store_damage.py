@@ -298,6 +298,7 @@ def test_store_of_an_older_format_is_used_whole_or_damaged(data: Path, older: st
         assert row.kept() == KeptNamespace(KEY, "n", 1000, "tokenizer", 3, 0, calibration)
         assert (list(database.newest_first(KEY))[::-1], lost) == (ROWS, 0)
         set_aside = database._db.execute("SELECT count(*) FROM damaged_namespaces, damaged_documents").fetchone()
+        assert database._db.execute("PRAGMA user_version").fetchone() == (FORMAT,)
     assert set_aside == (0,)
     assert len(_aside(data)) == damaged
 
