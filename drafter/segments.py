@@ -143,6 +143,7 @@ class Segments:
             if self.documents.changed == self._refreshed and not merged and not self._wants_eviction():
                 return False
             self._give_up_old()
+            self._give_up_surplus()
             slices = self._choose_slices()
         if slices and self._fits(slices):
             self._publish(*self._place(slices))
@@ -193,6 +194,21 @@ class Segments:
 
     def _give_up_old(self) -> None:
         for document in list(self._old_waiting()):
+            self.documents.give_up(document)
+
+    def _give_up_surplus(self) -> None:
+        """Gives up committed documents behind which a whole ring of others waits: placed now, they would be evicted for those.
+
+        So what waits is bounded by the quota, however fast documents come.
+        """
+        behind = 0
+        surplus: list[Document] = []
+        for document in reversed(self.documents.pending.values()):
+            if document.committed and document.id not in self._merging:
+                if behind >= self.index.ring:
+                    surplus.append(document)
+                behind += document.length - document.placed
+        for document in reversed(surplus):
             self.documents.give_up(document)
 
     def _oldest_pieces(self) -> Iterator[Piece]:

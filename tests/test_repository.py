@@ -26,7 +26,8 @@ def _files() -> Iterator[Path]:
         folders[:] = sorted(
             f for f in folders if f not in GENERATED and not f.endswith(".egg-info") and (f == ".ci" or not f.startswith("."))
         )
-        yield from (Path(folder) / name for name in sorted(names))
+        # In a worktree of git it is a file.
+        yield from (Path(folder) / name for name in sorted(names) if name != ".git")
 
 
 def _markdown() -> list[Path]:

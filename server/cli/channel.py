@@ -30,6 +30,8 @@ NamespaceOption = Annotated[str, typer.Option("--namespace", "-n", help='Namespa
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 TIMEOUT_S = 30.0
 _PLAIN_WIDTH = 200
+_CONNECTED_S = 0.2
+"""Longest time to find out whether a channel is connected, where it is not."""
 
 _credentials: ContextVar[Credentials | None] = ContextVar("credentials", default=None)
 """Those of the running command."""
@@ -60,6 +62,12 @@ _FLAGS = {
 }
 
 
+def sends_token() -> bool:
+    """The running command proves who it is with a token, which may not show it everything."""
+    credentials = _credentials.get()
+    return bool(credentials and credentials.token_file)
+
+
 def wide_console() -> Console:
     """A console for tables: as wide as the terminal, or wide enough for whoever reads our output from a pipe."""
     console = Console(markup=False, highlight=False)
@@ -87,7 +95,7 @@ def channel(endpoint: str) -> Iterator[grpc.Channel]:
         try:
             yield opened
         except grpc.RpcError as error:
-            raise _failure(error, target) from None
+            raise _failure(error, target, opened) from None
 
 
 def with_credentials(command: Callable[..., None]) -> Callable[..., None]:
@@ -111,11 +119,20 @@ def with_credentials(command: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def _failure(error: grpc.RpcError, target: str) -> Failure:
+def _failure(error: grpc.RpcError, target: str, opened: grpc.Channel) -> Failure:
     code = error.code()
-    if code == grpc.StatusCode.UNAVAILABLE:
+    # A service says the same while it starts, or while its disk is full.
+    if code == grpc.StatusCode.UNAVAILABLE and not _is_connected(opened):
         return Failure(f"no service answers at {target}; start one with `draftd serve`, or give --endpoint{_tls_hint(error)}")
     return Failure(f"{code.name}: {error.details()}")
+
+
+def _is_connected(opened: grpc.Channel) -> bool:
+    try:
+        grpc.channel_ready_future(opened).result(_CONNECTED_S)
+    except grpc.FutureTimeoutError:
+        return False
+    return True
 
 
 def _tls_hint(error: grpc.RpcError) -> str:

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from draftd.proto.draftd.v1 import draftd_pb2 as pb
 from draftd.proto.draftd.v1 import draftd_pb2_grpc
-from draftd.server.cli.channel import TIMEOUT_S, EndpointOption, JsonOption, channel, endpoint_or_default, wide_console
+from draftd.server.cli.channel import TIMEOUT_S, EndpointOption, JsonOption, channel, endpoint_or_default, sends_token, wide_console
 from draftd.server.cli.failure import Failure
 
 
@@ -55,7 +55,8 @@ def _plain(namespace: pb.Namespace) -> dict[str, object]:
 def _store_line(listed: pb.ListNamespacesResponse) -> str:
     """The store in one line."""
     if not listed.HasField("store"):
-        return "store: none, nothing is kept after a stop"
+        # The answer is the same for who may not read all namespaces.
+        return "store: none that this token may see" if sends_token() else "store: none, nothing is kept after a stop"
     store = listed.store
     parts = [f"{store.bytes / 2**20:.1f} MiB", f"{store.pending_documents:,} documents not on disk"]
     if store.pending_documents:

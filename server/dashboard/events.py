@@ -107,6 +107,8 @@ class _Watch:
 
 
 _REFUSALS = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
+_DEFECTS = frozenset({"INTERNAL", "failed"})
+"""Label values of what somebody has to look at."""
 _WATCHED = (
     _Watch("draftd_fail_opens_total", "fail-open", "calls without drafts: {reason}", "namespace"),
     _Watch("draftd_engine_lost_tokens_total", "lost tokens", "tokens that never reached the corpus", "namespace"),
@@ -149,5 +151,5 @@ class Watcher:
                         self._note(watch, dict(zip(_LABELS[watch.metric], labels, strict=True)), grown)
 
     def _note(self, watch: _Watch, labels: Mapping[str, str], grown: int) -> None:
-        level: Level = "error" if "INTERNAL" in labels.values() else watch.level
+        level: Level = "error" if not _DEFECTS.isdisjoint(labels.values()) else watch.level
         self._events.note(watch.kind, labels.get(watch.subject, ""), watch.text.format_map(labels), level=level, amount=grown)

@@ -157,10 +157,11 @@ class CorpusRpc(CorpusServiceServicer):
         vocab_size = 0
         response = pb.ImportResponse()
         async for request in request_iterator:
-            if not name:
-                name = namespace_or_default(request.namespace)
-                if self.gate.sleepers:
-                    await self.gate.sleepers.wake((name,))
+            first, name = not name, name or namespace_or_default(request.namespace)
+            # It may have fallen asleep since the message before.
+            if self.gate.sleepers:
+                await self.gate.sleepers.wake((name,))
+            if first:
                 vocab_size = self._import_vocabulary(request, name)
                 self._attachments.check_room([name])
                 self._corpus.ensure_namespace(name, vocab_size, check_fingerprint(request.tokenizer_fingerprint))

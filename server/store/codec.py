@@ -1,4 +1,4 @@
-"""A document's tokens as they lie in the store: little-endian int32, compressed with zstd, and a checksum over all that the row says."""
+"""What lies in the store: a document's tokens as little-endian int32, compressed with zstd, and checksums over all that a row says."""
 
 import zlib
 
@@ -40,3 +40,8 @@ class Codec:
 def checksum(namespace: int, committed_us: int, document_id: str, generation: int, tokens: int, data: bytes) -> int:
     """CRC-32 of a row."""
     return zlib.crc32(data, zlib.crc32(f"{namespace},{committed_us},{generation},{tokens},{document_id}".encode()))
+
+
+def namespace_checksum(key: int, name: str, vocab_size: int, fingerprint: str, generation: int, evict_before: int) -> int:
+    """CRC-32 of a namespace's row, but for its calibration, which has a CRC-32 of its own."""
+    return zlib.crc32("\0".join(map(str, (key, name, vocab_size, fingerprint, generation, evict_before))).encode())

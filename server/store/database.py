@@ -4,6 +4,7 @@ Errors of SQLite come through as they are; who calls decides what they mean.
 """
 
 import sqlite3
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,15 +15,18 @@ from draftd.drafter.errors import InvalidArgument
 from draftd.drafter.keeper import KeptNamespace
 from draftd.drafter.params import MAX_VOCAB
 from draftd.server.names import check_name
+from draftd.server.store.codec import namespace_checksum
 from draftd.server.store.directory import StoreError
 
 FILE = "corpus.sqlite"
-FORMAT = 2
+FORMAT = 3
 _APPLICATION_ID = 0x64726674
 _BUSY_S = 1.0
 _READ_ROWS = 2000
 _SLACK_PAGES = 256
 _VACUUM_PAGES = 1024
+_NO_TIME_US = 2**53
+"""A time in the year 2255: whatever has a larger number is damaged."""
 _SCHEMA = """
 CREATE TABLE namespaces (
     key INTEGER PRIMARY KEY,
@@ -31,7 +35,9 @@ CREATE TABLE namespaces (
     fingerprint TEXT NOT NULL,
     generation INTEGER NOT NULL,
     evict_before INTEGER NOT NULL,
-    calibration BLOB NOT NULL DEFAULT x''
+    calibration BLOB NOT NULL DEFAULT x'',
+    checksum INTEGER NOT NULL DEFAULT 0,
+    calibration_checksum INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE TABLE documents (
     committed_us INTEGER PRIMARY KEY,
@@ -44,10 +50,20 @@ CREATE TABLE documents (
 ) STRICT;
 CREATE INDEX documents_of_namespace ON documents (namespace);
 CREATE TABLE damaged_documents AS SELECT * FROM documents WHERE 0;
+CREATE TABLE damaged_namespaces AS SELECT * FROM namespaces WHERE 0;
 """
 
 
-_STEPS = {1: "ALTER TABLE namespaces ADD COLUMN calibration BLOB NOT NULL DEFAULT x''"}
+_STEPS = {
+    1: "ALTER TABLE namespaces ADD COLUMN calibration BLOB NOT NULL DEFAULT x''",
+    2: """
+ALTER TABLE namespaces ADD COLUMN checksum INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE namespaces ADD COLUMN calibration_checksum INTEGER NOT NULL DEFAULT 0;
+UPDATE namespaces SET checksum = namespace_checksum(key, name, vocab_size, fingerprint, generation, evict_before),
+    calibration_checksum = crc32(calibration);
+CREATE TABLE damaged_namespaces AS SELECT * FROM namespaces WHERE 0
+""",
+}
 """What makes the next format of each one."""
 
 
@@ -60,6 +76,11 @@ def text(data: bytes) -> str:
     return data.decode(errors="replace")
 
 
+def reason_of(error: sqlite3.Error | UnicodeDecodeError) -> str:
+    """What SQLite says is wrong; Python cannot decode it where it quotes a damaged schema."""
+    return str(error) if isinstance(error, sqlite3.Error) else "malformed database schema"
+
+
 class Row(NamedTuple):
     """One stored document; `data` and `checksum` are what draftd.server.store.codec makes of it."""
 
@@ -70,6 +91,34 @@ class Row(NamedTuple):
     tokens: int
     data: bytes
     checksum: int
+
+
+class NamespaceRow(NamedTuple):
+    """One stored namespace; the checksums are namespace_checksum and, of the calibration, CRC-32."""
+
+    key: int
+    name: str
+    vocab_size: int
+    fingerprint: str
+    generation: int
+    evict_before: int
+    calibration: bytes
+    checksum: int
+    calibration_checksum: int
+
+    @staticmethod
+    def of(kept: KeptNamespace) -> "NamespaceRow":
+        """The row of a namespace."""
+        said = (kept.key, kept.name, kept.vocab_size, kept.fingerprint, kept.generation, kept.evict_before)
+        return NamespaceRow(*said, kept.calibration, namespace_checksum(*said), zlib.crc32(kept.calibration))
+
+    def kept(self) -> KeptNamespace | None:
+        """What was written; None if it is not that any more. Of a damaged calibration nothing is left, and the rest is used."""
+        if self.checksum != namespace_checksum(*self[:6]):
+            return None
+        whole = isinstance(self.calibration, bytes) and zlib.crc32(self.calibration) == self.calibration_checksum
+        kept = KeptNamespace(*self[:6], self.calibration if whole else b"")
+        return kept if is_sound(kept) else None
 
 
 class Database:
@@ -96,9 +145,9 @@ class Database:
         except sqlite3.OperationalError:
             self._db.close()
             raise
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             self._db.close()
-            raise Damaged(str(error)) from None
+            raise Damaged(reason_of(error)) from None
         except (Damaged, StoreError):
             self._db.close()
             raise
@@ -116,6 +165,8 @@ class Database:
             raise StoreError(
                 f"{self.path} has format {version}, and this version of draftd knows up to {FORMAT}: use a newer one, or another --data-dir"
             )
+        if objects and version < 1:
+            raise Damaged(f"its format is {version}")
         if not objects:
             self._db.execute("PRAGMA auto_vacuum = INCREMENTAL")
         self._db.execute("PRAGMA journal_mode = WAL")
@@ -128,6 +179,8 @@ class Database:
         wrong = self._db.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if wrong != "ok":
             raise Damaged(str(wrong))
+        self._db.create_function("namespace_checksum", 6, namespace_checksum, deterministic=True)
+        self._db.create_function("crc32", 1, zlib.crc32, deterministic=True)
         for step in range(version, FORMAT):
             self._db.executescript(f"BEGIN; {_STEPS[step]}; PRAGMA user_version = {step + 1}; COMMIT;")
 
@@ -170,13 +223,11 @@ class Database:
 
     # -- reading -------------------------------------------------------------------------------------------------------------
 
-    def namespaces(self) -> list[KeptNamespace]:
+    def namespaces(self) -> list[NamespaceRow]:
         """All namespaces, the one made last first."""
         with self._lock:
-            rows = self._db.execute(
-                "SELECT key, name, vocab_size, fingerprint, generation, evict_before, calibration FROM namespaces ORDER BY key DESC"
-            ).fetchall()
-        return [KeptNamespace(*row) for row in rows]
+            rows = self._db.execute(f"SELECT {', '.join(NamespaceRow._fields)} FROM namespaces ORDER BY key DESC").fetchall()
+        return [NamespaceRow(*row) for row in rows]
 
     def counts(self) -> dict[int, int]:
         """Documents of each namespace, also of those that are gone."""
@@ -184,10 +235,10 @@ class Database:
             return dict(self._db.execute("SELECT namespace, count(*) FROM documents GROUP BY namespace").fetchall())
 
     def last_us(self) -> int:
-        """The largest number that a document or namespace has."""
+        """The largest number that a document or namespace has, but for numbers that no clock gave."""
         with self._lock:
             return max(
-                int(self._db.execute(f"SELECT coalesce(max({column}), 0) FROM {table}").fetchone()[0])
+                int(self._db.execute(f"SELECT coalesce(max({column}), 0) FROM {table} WHERE {column} < {_NO_TIME_US}").fetchone()[0])
                 for column, table in (("committed_us", "documents"), ("key", "namespaces"))
             )
 
@@ -221,11 +272,8 @@ def is_sound(kept: KeptNamespace) -> bool:
 
 def write_namespaces(db: sqlite3.Connection, namespaces: Iterable[KeptNamespace]) -> None:
     """Adds or replaces namespaces."""
-    db.executemany(
-        "INSERT OR REPLACE INTO namespaces (key, name, vocab_size, fingerprint, generation, evict_before, calibration) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?)",
-        ((n.key, n.name, n.vocab_size, n.fingerprint, n.generation, n.evict_before, n.calibration) for n in namespaces),
-    )
+    columns, places = ", ".join(NamespaceRow._fields), ", ".join("?" * len(NamespaceRow._fields))
+    db.executemany(f"INSERT OR REPLACE INTO namespaces ({columns}) VALUES ({places})", map(NamespaceRow.of, namespaces))
 
 
 def drop_namespaces(db: sqlite3.Connection, keys: Iterable[int]) -> None:
@@ -260,3 +308,12 @@ def set_documents_aside(db: sqlite3.Connection, committed_us: Sequence[int]) -> 
     for number in committed_us:
         db.execute("INSERT INTO damaged_documents SELECT * FROM documents WHERE committed_us = ?", (number,))
     delete_documents(db, committed_us)
+
+
+def set_namespaces_aside(db: sqlite3.Connection, keys: Iterable[int]) -> None:
+    """Moves namespaces that cannot be read, and their documents, to the tables damaged_namespaces and damaged_documents."""
+    for key in keys:
+        db.execute("INSERT INTO damaged_namespaces SELECT * FROM namespaces WHERE key = ?", (key,))
+        db.execute("INSERT INTO damaged_documents SELECT * FROM documents WHERE namespace = ?", (key,))
+        db.execute("DELETE FROM namespaces WHERE key = ?", (key,))
+        db.execute("DELETE FROM documents WHERE namespace = ?", (key,))

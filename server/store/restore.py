@@ -12,7 +12,7 @@ from draftd.drafter.errors import DraftdError, ResourceExhausted
 from draftd.drafter.keeper import KeptNamespace
 from draftd.drafter.records import NamespaceInfo, StoredDocument, check_document_id, check_tokens
 from draftd.server.store.codec import Codec, checksum
-from draftd.server.store.database import Database, Row, delete_up_to, is_sound, set_documents_aside
+from draftd.server.store.database import Database, NamespaceRow, Row, delete_up_to, set_documents_aside, set_namespaces_aside
 from draftd.server.store.directory import StoreError
 from draftd.server.store.store import Store
 
@@ -37,16 +37,18 @@ def _restore_all(store: Store, corpus: Corpus) -> list[tuple[KeptNamespace, int]
     started = time.perf_counter()
     database = store.database
     corpus.clock.start_after(database.last_us())
-    counts = database.counts()
-    namespaces = database.namespaces()
+    counts, rows = database.counts(), database.namespaces()
+    namespaces = [kept for row in rows if (kept := row.kept()) is not None]
+    held = {kept.key: counts.pop(kept.key, 0) for kept in namespaces}
+    if len(namespaces) < len(rows):
+        _set_namespaces_aside(store, [row for row in rows if row.kept() is None], counts)
+    else:
+        for key in counts:
+            store.forget_documents_of(key)
     waiting: list[tuple[KeptNamespace, int]] = []
-    progress = _Progress(sum(counts.values()))
+    progress = _Progress(sum(held.values()))
     for kept in namespaces:
-        documents = counts.pop(kept.key, 0)
-        if not is_sound(kept):
-            store.counts.damaged_documents += documents
-            log.error("namespace_is_damaged", namespace=str(kept.name), documents=documents)
-            continue
+        documents = held[kept.key]
         try:
             info = restore_one(store, corpus, kept, progress)
         except (ResourceExhausted, OSError, MemoryError) as error:
@@ -56,10 +58,8 @@ def _restore_all(store: Store, corpus: Corpus) -> list[tuple[KeptNamespace, int]
         else:
             store.counts.restored_documents += info.documents
             store.counts.restored_tokens += info.tokens
-    for key in counts:
-        store.forget_documents_of(key)
     store.counts.restore_s = time.perf_counter() - started
-    if namespaces:
+    if rows:
         log.info(
             "restored",
             namespaces=len(namespaces) - len(waiting),
@@ -68,6 +68,25 @@ def _restore_all(store: Store, corpus: Corpus) -> list[tuple[KeptNamespace, int]
             seconds=round(store.counts.restore_s, 3),
         )
     return waiting
+
+
+def _set_namespaces_aside(store: Store, damaged: list[NamespaceRow], without: dict[int, int]) -> None:
+    """Sets damaged namespaces aside, and all documents `without` a namespace: they may be of one whose key is not what it was.
+
+    Args:
+        without: How many documents there are, by the key of their namespace.
+    """
+    documents = sum(without.values())
+    store.counts.damaged_documents += documents
+    names = [str(row.name) for row in damaged]
+    log.error("namespaces_are_damaged", namespaces=names, documents=documents, set_aside="tables damaged_namespaces, damaged_documents")
+    try:
+        with store.database.transaction() as db:
+            set_namespaces_aside(db, {row.key for row in damaged} | without.keys())
+    except sqlite3.Error as error:
+        # None of them is used; the next start tries again.
+        store.counts.errors += 1
+        log.error("store_cannot_be_written", reason=str(error))
 
 
 @dataclass(slots=True)

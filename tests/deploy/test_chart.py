@@ -7,13 +7,14 @@ import re
 import tomllib
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import helm_python
 import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
+from pydantic.fields import FieldInfo
 
 from draftd.server.config import ServerConfig, load_config
 
@@ -143,8 +144,34 @@ def test_every_value_is_in_the_schema() -> None:
     defaults = yaml.safe_load(VALUES)
     assert set(SCHEMA["properties"]) - {"global"} == set(defaults)
     for name, about in SCHEMA["properties"].items():
-        if about.get("additionalProperties") is False:
+        if about.get("additionalProperties") is False and name != "config":
             assert set(about["properties"]) - {"requests", "limits"} == set(defaults[name]) - {"requests", "limits"}, name
+
+
+MADE_BY_THE_CHART = {
+    *("socket", "shm_root", "http", "listen", "insecure", "tls_cert", "tls_key", "tls_client_ca", "http_hosts", "http_tls"),
+    *("token_file", "require_token", "data_dir", "node_name"),
+    *(name for name in ServerConfig.model_fields if name.startswith("replicate")),
+}
+
+
+def _schema_of(info: FieldInfo) -> dict[str, Any]:
+    """What JSON Schema says of one setting: a pod whose setting is wrong does not start, and nobody sees why until it is deployed."""
+    if info.annotation is bool:
+        return {"type": "boolean"}
+    if info.annotation in (int, float):
+        (low,), (high,) = ([getattr(item, end) for item in info.metadata if hasattr(item, end)] for end in ("ge", "le"))
+        return {"type": "integer" if info.annotation is int else "number", "minimum": low, "maximum": high}
+    choices = [choice for choice in get_args(info.annotation) if isinstance(choice, str)]
+    return {"enum": choices} if choices else {"type": "string"}
+
+
+def test_schema_knows_every_setting_and_its_range() -> None:
+    about = SCHEMA["properties"]["config"]
+    fields = ServerConfig.model_fields
+    assert fields.keys() >= MADE_BY_THE_CHART
+    assert about["additionalProperties"] is False
+    assert about["properties"] == {name: _schema_of(info) for name, info in fields.items() if name not in MADE_BY_THE_CHART}
 
 
 @pytest.mark.parametrize(
@@ -162,14 +189,20 @@ def test_every_value_is_in_the_schema() -> None:
         ({"mode": "sidecar", "engine": {"image": "e"}, "data": {"type": "claim", "claim": "c"}, "replicas": 2}, "/replicas"),
         ({"config": {"device": "cuda"}}, "/gpu/enabled"),
         ({"runAs": {"user": 0}}, "/runAs/user"),
-        ({"config": {"socket": "/elsewhere"}}, "invalid propertyName 'socket'"),
+        ({"config": {"socket": "/elsewhere"}}, "additional properties 'socket' not allowed"),
+        ({"config": {"quota_token": 8192}}, "additional properties 'quota_token' not allowed"),
         ({"config": {"quota_tokens": [1]}}, "/config/quota_tokens"),
+        ({"config": {"quota_tokens": "many"}}, "/config/quota_tokens"),
+        ({"config": {"max_k": 65}}, "/config/max_k"),
+        ({"config": {"policy": "forest"}}, "/config/policy"),
+        ({"config": {"idle_namespace_s": 60}}, "/data/type"),
         ({"shm": {"hostPath": "/var/tmp/draftd"}}, "/shm/hostPath"),
         ({"image": {"digest": "sha256:abc"}}, "/image/digest"),
         ({"replicate": {"servers": "nats://user:password@a:4222"}}, "/replicate/servers"),
         ({"replicate": {"servers": "nats://a:4222", "secretName": "s", "ca": True}}, "/replicate/servers"),
         ({"replicate": {"servers": "nats://a:4222", "credentials": True}}, "/replicate/secretName"),
-        ({"config": {"replicate": "nats://a:4222"}}, "invalid propertyName 'replicate'"),
+        ({"config": {"replicate": "nats://a:4222"}}, "additional properties 'replicate' not allowed"),
+        ({"tokens": {"secretName": "s"}, "serviceMonitor": {"enabled": True}}, "/serviceMonitor/tokenSecret"),
         ({"unknown": True}, "unknown"),
     ],
 )
@@ -314,6 +347,24 @@ def test_notes_tell_engines_of_other_pods_what_the_daemonset_mounts() -> None:
     service_mounts = set(_mounts(_containers("default")["draftd"]))
     assert set(_mounts(engine)) <= service_mounts
     assert snippet["securityContext"]["runAsUser"] == _pod("default")["securityContext"]["runAsUser"]
+
+
+@pytest.mark.parametrize(
+    ("values", "blocked"),
+    [
+        ({}, ""),
+        ({"replicate": {"servers": "nats://a:4222"}}, "NATS"),
+        ({"config": {"otlp_endpoint": "http://collector:4317"}}, "the collector of traces"),
+        ({"replicate": {"servers": "nats://a:4222"}, "networkPolicy": {"egress": [{}]}}, ""),
+        ({"replicate": {"servers": "nats://a:4222"}, "networkPolicy": {"enabled": False}}, ""),
+        ({"replicate": {"servers": "nats://a:4222"}, "mode": "sidecar", "engine": {"image": "e"}}, ""),
+    ],
+)
+def test_notes_say_what_the_network_policy_keeps_the_service_from(values: dict[str, Any], blocked: str) -> None:
+    with helm_python.Chart.load(CHART) as chart:
+        notes = next(text for name, text in chart.render(values=values, name="draftd").items() if name.endswith("NOTES.txt"))
+    said = [line for line in notes.splitlines() if "networkPolicy.egress" in line]
+    assert said == ([f"The service cannot reach {blocked}: networkPolicy.egress is empty."] if blocked else [])
 
 
 @every_case

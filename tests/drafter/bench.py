@@ -250,13 +250,11 @@ class Bench:
         assert self.documents.indexed_tokens == sum(p.indexed for p in self.placed())
 
     def _is_given_up(self, document: Document) -> bool:
-        """It ended in a generation that is not kept, so that its rest never enters the ring."""
-        return (
-            document.committed
-            and document.placed < document.length
-            and document.generation < self.segments._evict_before
-            and self.documents.pending.get(document.id) is not document
-        )
+        """Its rest never enters the ring: it ended in a generation that is not kept, or had as much behind it as the ring holds."""
+        if not document.committed or document.placed == document.length or self.documents.pending.get(document.id) is document:
+            return False
+        behind = self.known[next(i for i, known in enumerate(self.known) if known is document) + 1 :]
+        return document.generation < self.segments._evict_before or sum(d.length for d in behind if d.committed) >= self.index.ring
 
     def _check_order(self) -> None:
         index, depth = self.index, self.index.depth

@@ -156,6 +156,26 @@ def test_document_longer_than_the_quota_keeps_its_end() -> None:
     bench.close()
 
 
+def test_documents_that_come_faster_than_they_are_placed_wait_within_the_quota() -> None:
+    """Fault: a bulk import into a small namespace waited in the process's memory, many times the quota, and was placed bit by bit."""
+    bench = Bench(vocab=1000, depth=8, quota=640, recent=64, live=64)
+    bench.ingest("open", [1, 2, 3])
+    for i in range(1000):
+        bench.ingest(str(i), [i] * 20, True)
+    bench.refresh()
+    bench.check()
+    newest = [str(i) for i in range(968, 1000)]
+    assert list(bench.documents.committed) == newest
+    assert bench.documents.tokens_held() == 640 + 3
+    assert bench.documents.evicted_tokens == 968 * 20
+    bench.settle()
+    bench.check()
+    assert list(bench.documents.committed) == newest[1000 - 968 - len(bench.documents.committed) :]
+    assert bench.documents.evicted_tokens + bench.documents.tokens_held() == 1000 * 20 + 3
+    assert bench.draft([[999, 999]], DraftParams(max_depth=8, use_local=False, policy="tree")).counts[0] > 0
+    bench.close()
+
+
 def test_longer_match_in_a_segment_that_lacks_the_shorter_one() -> None:
     """Fault: where a document goes on in another segment, a segment without a suffix was not searched for longer ones."""
     bench = Bench(vocab=300, depth=16, quota=640, recent=128, live=64)

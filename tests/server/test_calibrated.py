@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,6 @@ from draftd.client import Drafter
 from draftd.client.config import TransportName
 from draftd.drafter.params import DraftParams
 from draftd.proto.draftd.v1 import draftd_pb2 as pb
-from draftd.server.store.database import FILE, FORMAT, Database
 from tests.server.harness import REFRAIN, VOCAB, RunningService, draftd, error_of, wait_until
 
 
@@ -141,24 +138,6 @@ def test_what_was_learned_outlives_a_restart(tmp_path: Path) -> None:
         assert second.namespace().calibration == before
     finally:
         second.close()
-
-
-def test_a_store_of_the_first_format_gets_what_it_lacks(tmp_path: Path) -> None:
-    path = tmp_path / FILE
-    Database(path).close()
-    with closing(sqlite3.connect(path)) as db:
-        db.execute("INSERT INTO namespaces VALUES (7, 'n', 100, '', 0, 0, x'')")
-        db.execute("ALTER TABLE namespaces DROP COLUMN calibration")
-        db.execute("PRAGMA user_version = 1")
-        db.commit()
-    database = Database(path)
-    try:
-        (kept,) = database.namespaces()
-        assert (kept.key, kept.name, kept.calibration) == (7, "n", b"")
-    finally:
-        database.close()
-    with closing(sqlite3.connect(path)) as db:
-        assert db.execute("PRAGMA user_version").fetchone()[0] == FORMAT
 
 
 def test_costs_of_an_engine_set_tau(running: RunningService) -> None:

@@ -1,7 +1,9 @@
 """Configuration: flags over environment over file over defaults; errors name the setting; the page is made from the fields."""
 
+import ast
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,6 +66,9 @@ def test_command_shows_values_with_their_sources(tmp_path: Path) -> None:
         ({"socket": "/" + "x" * 100}, "more than 100 bytes"),
         ({"max_k": 8}, "draft_k: 16 is above max_k=8"),
         ({"depth": 32}, "draft_max_depth: 64 is above depth=32"),
+        ({"namespace_quotas": "a=4095"}, "namespace_quotas: 'a=4095' is not pattern=tokens with 4096 to 268435456 tokens"),
+        ({"namespace_quotas": "a"}, "namespace_quotas: 'a' is not pattern=tokens"),
+        ({"namespace_quotas": "b=8192, =8192"}, "namespace_quotas: '=8192' is not pattern=tokens"),
     ],
 )
 def test_error_names_the_setting(flags: dict[str, object], said: str) -> None:
@@ -101,6 +106,25 @@ def test_defaults_suit_the_core() -> None:
     assert config.draft_params() == DraftParams()
     assert corpus_config(config) == CorpusConfig()
     assert config.shm_directory() == default_root()
+
+
+def test_every_setting_is_read_somewhere() -> None:
+    """But for those of replication, which are read by their common beginning."""
+    trees = [ast.parse(path.read_text()) for path in (DOCS.parent / "server").rglob("*.py")]
+    read = {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
+    assert set(ServerConfig.model_fields) - read == set()
+
+
+def test_drafting_defaults_are_those_given() -> None:
+    given: dict[str, Any] = {"k": 7, "max_depth": 9, "spec_factor": 1.5, "spec_offset": -2.0, "min_token_prob": 0.3}
+    config = ServerConfig(policy="tree", tau=0.2, **{f"draft_{name}": value for name, value in given.items()})
+    assert config.draft_params() == DraftParams(policy="tree", tau=0.2, **given)
+
+
+def test_quotas_of_namespaces_by_pattern() -> None:
+    config = corpus_config(ServerConfig(quota_tokens=65_536, namespace_quotas=" team-a/*=8192,team-*=16384 ,"))
+    names = ("team-a/x", "team-a", "team-b/y", "other")
+    assert [config.quota_of(name) for name in names] == [8192, 16_384, 16_384, 65_536]
 
 
 def test_addresses() -> None:

@@ -189,6 +189,11 @@ def test_watched_counters_exist_and_their_growth_is_an_event() -> None:
     metrics.count("draftd_refresh_tokens_total", "live", amount=5)
     watcher.look()
     assert [(e.level, e.subject, e.text) for e in events.newer_than(noted[-1].number)] == [("error", "Propose", "calls answered INTERNAL")]
+    metrics.count("draftd_reloads_total", "tokens", "ok")
+    metrics.count("draftd_reloads_total", "tokens", "failed")
+    watcher.look()
+    reloads = [(e.level, e.text) for e in events.newer_than(0) if e.kind == "reload"][-2:]
+    assert reloads == [("info", "reloads of tokens: ok"), ("error", "reloads of tokens: failed")]
 
 
 def test_every_fault_that_is_counted_becomes_an_event() -> None:

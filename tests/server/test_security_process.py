@@ -1,7 +1,10 @@
 """`draftd serve` and its security settings: what it does not start with, signals, and stops that nothing holds up."""
 
+import errno
+import os
 import shutil
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,10 +31,10 @@ def _process(directory: Path, *flags: str, environment: dict[str, str] | None = 
 
 
 def _refused(directory: Path, *flags: str) -> str:
-    socket = directory / "sub" / "d.sock"
-    result = draftd("serve", "--socket", str(socket), "--http", "off", "--shm-root", str(directory / "shm"), *flags)
+    path = directory / "sub" / "d.sock"
+    result = draftd("serve", "--socket", str(path), "--http", "off", "--shm-root", str(directory / "shm"), *flags)
     assert (result.returncode, len(result.stderr.splitlines())) == (1, 1), result.stderr
-    assert not socket.exists()
+    assert not path.exists()
     return result.stderr
 
 
@@ -62,6 +65,28 @@ def test_socket_directory_that_everybody_can_write_to_is_refused(directory: Path
     (directory / "sub").mkdir()
     (directory / "sub").chmod(0o777)
     assert "everybody can write to it" in _refused(directory)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+def test_another_user_cannot_connect_wherever_the_socket_is(directory: Path) -> None:
+    """What stands for looking at the peer's credentials: the kernel does it, by the socket's mode."""
+    directory.chmod(0o755)
+    (directory / "sub").mkdir()
+    (directory / "sub").chmod(0o1777)
+    process = Process(directory / "sub", "--http", "off", "--shm-root", f"/dev/shm/{directory.name}").wait_ready()
+    try:
+        errors = []
+        for user in (0, 65534):
+            child = os.fork()
+            if child == 0:
+                os.setgid(user)
+                os.setuid(user)
+                with socket.socket(socket.AF_UNIX) as connection:
+                    os._exit(connection.connect_ex(str(process.socket)))
+            errors.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        assert errors == [0, errno.EACCES]
+    finally:
+        process.stop()
 
 
 def test_sighup_reads_tokens_again(directory: Path) -> None:

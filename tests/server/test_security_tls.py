@@ -101,6 +101,7 @@ def test_command_line_reaches_it(secured: Secured) -> None:
     variables = {f"DRAFTD_CLIENT_{name}": str(path) for name, path in files.items()} | {"DRAFTD_ENDPOINT": secured.target}
     shown = draftd("status", **variables)
     assert (shown.returncode, "SERVING" in shown.stdout) == (0, True), shown.stderr
+    assert "store: none that this token may see" in shown.stdout
     exported = draftd("export", **variables)
     assert (exported.returncode, "refrain" in exported.stdout) == (0, True), exported.stderr
     denied = draftd("explain", "-t", "1", **variables | {"DRAFTD_CLIENT_TOKEN_FILE": str(secured.secret("writer"))})

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
 import random
+import re
+import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +22,7 @@ from draftd.proto.draftd.v1 import draftd_pb2 as pb
 from draftd.server.cli import documents as documents_module
 from draftd.server.cli import parquet
 from draftd.server.cli.files import Header
-from tests.server.harness import VOCAB, Result, RunningService, draftd, error_of, pack
+from tests.server.harness import DRAFTD, VOCAB, Result, RunningService, clean_environment, draftd, error_of, pack, wait_until
 from tests.server.test_security_rpc import Guarded
 
 TEXTS = {f"d{i}": [(7 * i + j) % VOCAB for j in range(1 + i % 9)] for i in range(50)}
@@ -25,7 +31,7 @@ TEXTS = {f"d{i}": [(7 * i + j) % VOCAB for j in range(1 + i % 9)] for i in range
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     """A service with a store and a namespace `full` of 50 documents, in generations 0 and 1, of the tokenizer `tok`."""
-    made = RunningService(data_dir=tmp_path_factory.mktemp("store") / "data", max_length=4096)
+    made = RunningService(data_dir=tmp_path_factory.mktemp("store") / "data", max_length=4096, namespace_quotas="killed=4194304")
     made.attach("engine", namespace="full", tokenizer_fingerprint="tok", max_length=16)
     for i, (document_id, tokens) in enumerate(TEXTS.items()):
         if i == 30:
@@ -282,6 +288,43 @@ def test_interrupted_import_goes_on_where_it_was(running: RunningService, tmp_pa
     sent.clear()
     assert json.loads(_ok(running, *arguments, "--json"))["known_documents"] == 30
     assert sent == []
+
+
+def test_import_that_was_killed_goes_on_where_it_was(running: RunningService, tmp_path: Path) -> None:
+    count = 20_000
+    with (tmp_path / "long.jsonl").open("w") as lines:
+        lines.writelines(json.dumps({"document_id": f"d{i}", "tokens": [i % VOCAB] * 100}) + "\n" for i in range(count))
+    arguments = ("import", str(tmp_path / "long.jsonl"), "-n", "killed", "--vocab-size", str(VOCAB))
+    killed = subprocess.Popen([*DRAFTD, *arguments, "--endpoint", f"unix:{running.config.socket_path()}"], env=clean_environment())
+    wait_until(lambda: [n for n in running.corpus.ListNamespaces(pb.ListNamespacesRequest()).namespaces if n.name == "killed"], 60)
+    killed.kill()
+    assert killed.wait(30) == -signal.SIGKILL
+    said = json.loads(_ok(running, *arguments, "--json"))
+    assert said["known_documents"] > 0
+    assert said["documents"] + said["known_documents"] == count
+    assert len(_documents(running, "killed")) == count
+
+
+def _in_a_terminal(running: RunningService, *arguments: str) -> str:
+    """What a command writes to standard error where that is a terminal."""
+    near, far = pty.openpty()
+    command = [*DRAFTD, *arguments, "--endpoint", f"unix:{running.config.socket_path()}"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=far, env={**clean_environment(), "TERM": "xterm"}) as started:
+        os.close(far)
+        shown = b""
+        # The other end of a terminal that is gone is an error.
+        with contextlib.suppress(OSError):
+            while part := os.read(near, 65_536):
+                shown += part
+    os.close(near)
+    assert started.returncode == 0, shown
+    return re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", shown.decode())
+
+
+def test_people_see_how_far_it_is_and_scripts_do_not(running: RunningService, file: Path) -> None:
+    for command in ("export", "import"):
+        assert re.search(rf"{command} \S+ +50/50 documents", _in_a_terminal(running, command, str(file), "-n", "full"))
+        assert "50/50" not in _run(running, command, str(file), "-n", "full").stderr
 
 
 def test_ids_alone_are_exported_where_tokens_are_not_asked_for(running: RunningService, monkeypatch: pytest.MonkeyPatch) -> None:

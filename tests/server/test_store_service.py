@@ -177,6 +177,8 @@ def test_while_it_restores_it_says_so_and_takes_no_calls(tmp_path: Path, monkeyp
         assert (code, "is starting" in message) == ("UNAVAILABLE", True)
     result = draftd("status", "--endpoint", f"unix:{socket}")
     assert (result.returncode, "NOT_SERVING" in result.stderr) == (1, True)
+    result = draftd("explain", "-t", "1", "--endpoint", f"unix:{socket}")
+    assert (result.returncode, "draftd: UNAVAILABLE: the service is starting" in result.stderr) == (1, True), result.stderr
     goes_on.set()
     starter.join(60)
     (second,) = made
@@ -185,7 +187,7 @@ def test_while_it_restores_it_says_so_and_takes_no_calls(tmp_path: Path, monkeyp
     second.close()
 
 
-def test_full_disk_is_said_everywhere_and_drafting_goes_on(running: RunningService) -> None:
+def test_full_disk_is_said_everywhere_and_drafting_goes_on(running: RunningService, tmp_path: Path) -> None:
     _settle(running)
     _limit_pages(running, 0)
     text = np.random.default_rng(0).integers(0, VOCAB, 5000).tolist()
@@ -198,11 +200,18 @@ def test_full_disk_is_said_everywhere_and_drafting_goes_on(running: RunningServi
     assert running.metric("draftd_store_errors_total") >= 1
     assert running.metric("draftd_store_pending_documents") == 2
     assert running.metric("draftd_store_lag_seconds") > 0
-    assert "CANNOT BE WRITTEN: database or disk is full" in draftd("status", "--endpoint", f"unix:{running.config.socket_path()}").stdout
+    endpoint = ("--endpoint", f"unix:{running.config.socket_path()}")
+    assert "CANNOT BE WRITTEN: database or disk is full" in draftd("status", *endpoint).stdout
+    (tmp_path / "more").write_text("4,5,6")
+    # Fault: it said that no service answers.
+    refused = draftd("import", str(tmp_path / "more"), *endpoint)
+    assert (refused.returncode, "draftd: UNAVAILABLE: not on disk (database or disk is full)" in refused.stderr) == (1, True), (
+        refused.stderr
+    )
     _limit_pages(running, 2**20)
     # Sent again, it is known, and durable.
     assert running.ingest("next", [1, 2, 3], complete=True, wait_durable=True).kept_tokens == 0
-    assert set(_stored(running)) == {"refrain", "large", "next"}
+    assert set(_stored(running)) == {"refrain", "large", "next", "more:1"}
     assert running.get("/readyz") == "ready\n"
     assert running.metric("draftd_store_failing") == 0
 
@@ -318,6 +327,19 @@ def test_it_sleeps_again_with_what_came_meanwhile(drowsy: RunningService) -> Non
     assert drowsy.namespace("quiet").documents == 2
     row = pb.Row(tokens=[6, 7], namespace="quiet")
     assert list(drowsy.propose([row]).drafts[0].tokens) == [8]
+
+
+def test_import_that_pauses_goes_on_in_the_namespace_that_fell_asleep_meanwhile(drowsy: RunningService) -> None:
+    """Fault: the next message of the stream was refused, since the namespace did not exist."""
+
+    def requests() -> Iterator[pb.ImportRequest]:
+        for i in range(2):
+            wait_until(lambda: _asleep(drowsy) == ["quiet"])
+            yield pb.ImportRequest(namespace="quiet", documents=[pb.StoredDocument(document_id=f"i{i}", packed_tokens=pack([7, 8]))])
+
+    assert drowsy.corpus.Import(requests()).documents == 2
+    exported = drowsy.corpus.Export(pb.ExportRequest(namespace="quiet"))
+    assert [document.document_id for answer in exported for document in answer.documents] == ["d", "i0", "i1"]
 
 
 def test_namespace_of_an_attachment_stays_awake(drowsy: RunningService) -> None:

@@ -118,6 +118,21 @@ def test_caller_that_does_not_sample_is_followed(traced: RunningService, receive
     assert not [span for span in receiver.spans if span.trace_id.hex() == unsampled]
 
 
+def test_traces_that_begin_here_are_thinned_out_and_those_of_callers_are_not(receiver: Receiver) -> None:
+    running = RunningService(otlp_endpoint=receiver.endpoint, otlp_sample_ratio=0.0)
+    try:
+        callers = "ab" * 16
+        for i in range(20):
+            running.ingest(f"thin-{i}", REFRAIN, namespace="thinned", vocab_size=VOCAB, complete=True)
+        request = pb.GetNamespaceRequest(namespace="thinned")
+        running.corpus.GetNamespace(request, metadata=(("traceparent", f"00-{callers}-{PARENT_ID}-01"),))
+        wait_until(lambda: [span for span in receiver.spans if span.trace_id.hex() == callers])
+        thinned = [span for span in receiver.spans if attributes(span).get("draftd.namespace") == "thinned"]
+        assert [span.name for span in thinned] == ["draftd.v1.CorpusService/GetNamespace"]
+    finally:
+        running.close()
+
+
 def test_errors_and_streams(traced: RunningService, receiver: Receiver) -> None:
     assert error_of(lambda: traced.namespace("nowhere"))[0] == "NOT_FOUND"
     span = receiver.wait_for("GetNamespace", draftd__namespace="nowhere")
