@@ -20,7 +20,7 @@ class CorpusConfig:
 
     Attributes:
         shm_root: Directory below which the blocks lie; None: /dev/shm/draftd-<uid>.
-        quota_tokens: Committed text of a namespace, in tokens (separators and overlaps counted), in [8 x depth, 2^31 - 1 - depth].
+        quota_tokens: Committed text of a namespace, in tokens (separators and overlaps counted), in [least_quota(depth), 2^31 - 1 - depth].
         depth: Depth to which suffixes are sorted: longest match plus draft, in tokens, in [2, 64].
         max_namespaces: Most namespaces.
         refresh_interval_ms: Pause between refreshes, in milliseconds.
@@ -48,7 +48,7 @@ class CorpusConfig:
     def __post_init__(self) -> None:
         for name, low, high in (
             ("depth", 2, MAX_DEPTH),
-            ("quota_tokens", 8 * self.depth, 2**31 - 2 - self.depth),
+            ("quota_tokens", least_quota(self.depth), 2**31 - 2 - self.depth),
             ("max_namespaces", 1, 65_536),
             ("refresh_interval_ms", 0.1, 60_000),
             ("recent_tokens", 2 * self.depth, 2**30),
@@ -61,7 +61,7 @@ class CorpusConfig:
                 raise InvalidArgument(f"{name} is {value}; it must be in [{low}, {high}]", name)
         if not DEVICE.fullmatch(self.device):
             raise InvalidArgument(f"device is {self.device!r}; it must be cpu, cuda, cuda:N, or several cuda:N with commas", "device")
-        low, high = 8 * self.depth, 2**31 - 2 - self.depth
+        low, high = least_quota(self.depth), 2**31 - 2 - self.depth
         for pattern, quota in self.quotas:
             if not low <= quota <= high:
                 raise InvalidArgument(f"the quota of {pattern} is {quota}; it must be in [{low}, {high}]", "quotas")
@@ -69,3 +69,8 @@ class CorpusConfig:
     def quota_of(self, namespace: str) -> int:
         """The quota of a namespace, in tokens."""
         return next((quota for pattern, quota in self.quotas if fnmatchcase(namespace, pattern)), self.quota_tokens)
+
+
+def least_quota(depth: int) -> int:
+    """The smallest quota of a namespace, in tokens: two pieces with what stands before them fit."""
+    return max(32, 8 * depth)

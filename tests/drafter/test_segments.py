@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from draftd.drafter import segments
+from draftd.drafter.corpus_config import least_quota
 from draftd.drafter.params import DraftParams
 from tests.drafter.bench import Bench
 
@@ -42,7 +43,8 @@ class IndexMachine(RuleBasedStateMachine):
     )  # fmt: skip
     def start(self, vocab: int, depth: int, ring: int, recent: int, live: int, eager: bool) -> None:
         self.vocab = vocab
-        self.bench = self.make_bench(vocab=vocab, depth=depth, quota=ring * depth, recent=recent * depth, live=live * depth)
+        quota = max(least_quota(depth), ring * depth)
+        self.bench = self.make_bench(vocab=vocab, depth=depth, quota=quota, recent=recent * depth, live=live * depth)
         self.bench.executor.eager = eager
         self.bench.refresh()
 
@@ -114,6 +116,18 @@ def test_nothing_is_evicted_while_there_is_room() -> None:
         bench.check()
     assert bench.documents.evicted_tokens == 0
     assert bench.documents.tokens_held() == 16 * 30
+    bench.close()
+
+
+@pytest.mark.parametrize("depth", [2, 3, 4, 8])
+@pytest.mark.parametrize("length", [5, 13, 40])
+def test_smallest_quota_settles(depth: int, length: int) -> None:
+    """Also where a piece does not fit what is left before the ring's end."""
+    bench = Bench(vocab=1, depth=depth, quota=least_quota(depth), recent=2 * depth, live=2 * depth)
+    for i in range(5):
+        bench.ingest(str(i), [0] * length, True)
+        bench.settle()
+        bench.check()
     bench.close()
 
 
