@@ -54,11 +54,7 @@ class DeviceLessons:
         Args:
             drafts: What was drafted with them.
         """
-        lesson = Lesson.unset(drafts, None)
-        lesson.parents[:] = torch.arange(-1, lesson.parents.shape[1] - 1, dtype=torch.int32).numpy()
-        lesson.parents[lesson.drafts.tokens < 0] = -1
-        lesson.ints, lesson.floats = self.ints.cpu().numpy(), self.floats.cpu().numpy()
-        return lesson
+        return Lesson.of_chains(drafts, self.ints.cpu().numpy(), self.floats.cpu().numpy(), None)
 
 
 class DeviceCalibrated:

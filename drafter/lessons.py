@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from draftd.drafter.drafts import Drafts
+from draftd.drafter.drafts import Drafts, chains
 from draftd.drafter.layout import LEARNING_BUSY, LEARNING_HALF, LEARNING_STATES, LEARNING_WORDS
 from draftd.drafter.ops.calibrated.cpu_learn import learn
 from draftd.drafter.ops.calibrated.cpu_mixer import (
@@ -96,6 +96,13 @@ class Lesson:
             np.empty((n, k + 1, EVIDENCE_FLOATS), np.float32),
             learned,
         )
+
+    @staticmethod
+    def of_chains(drafts: Drafts, ints: NDArray[np.int32], floats: NDArray[np.float32], learned: Learned | None) -> Lesson:
+        """A lesson of drafts that are chains; see the attributes."""
+        parents = chains(*drafts.tokens.shape)
+        parents[drafts.tokens < 0] = -1
+        return Lesson(drafts, parents, ints, floats, learned)
 
     def candidates(self, row: int, state: int) -> list[tuple[int, float]]:
         """What might have come after a drafted token (state 0: first), each with its mixed probability, the likeliest first."""

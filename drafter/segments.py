@@ -187,10 +187,13 @@ class Segments:
         self._evict_before = max(self._evict_before, before)
         return sum(p.indexed for p in self._oldest_pieces()) + sum(d.length - d.placed for d in self._old_waiting())
 
+    def _waiting(self) -> Iterator[Document]:
+        """Committed documents whose rest is not placed yet, in the order of placing."""
+        return (d for d in self.documents.pending.values() if d.committed and d.id not in self._merging)
+
     def _old_waiting(self) -> Iterator[Document]:
-        """Committed documents of a generation that has gone, whose rest is not placed yet."""
-        pending = self.documents.pending.values()
-        return (d for d in pending if d.committed and d.generation < self._evict_before and d.id not in self._merging)
+        """Those of a generation that has gone."""
+        return (d for d in self._waiting() if d.generation < self._evict_before)
 
     def _give_up_old(self) -> None:
         for document in list(self._old_waiting()):
@@ -203,11 +206,10 @@ class Segments:
         """
         behind = 0
         surplus: list[Document] = []
-        for document in reversed(self.documents.pending.values()):
-            if document.committed and document.id not in self._merging:
-                if behind >= self.index.ring:
-                    surplus.append(document)
-                behind += document.length - document.placed
+        for document in reversed(list(self._waiting())):
+            if behind >= self.index.ring:
+                surplus.append(document)
+            behind += document.length - document.placed
         for document in reversed(surplus):
             self.documents.give_up(document)
 

@@ -197,10 +197,12 @@ class Carrier:
             place = np.array([known.index(row)])
             probabilities, ints, floats = np.split(samples[nth], [k, k + self._lesson_words[0]])
             drafts.probabilities[place] = probabilities.view(np.float32)
-            lesson = Lesson.unset(drafts.take(place), learned)
-            lesson.parents[0] = np.arange(-1, k - 1)
-            lesson.ints[0] = ints.reshape(k + 1, EVIDENCE_INTS)
-            lesson.floats[0] = floats.view(np.float32).reshape(k + 1, EVIDENCE_FLOATS)
+            lesson = Lesson.of_chains(
+                drafts.take(place),
+                ints.reshape(1, k + 1, EVIDENCE_INTS),
+                floats.view(np.float32).reshape(1, k + 1, EVIDENCE_FLOATS),
+                learned,
+            )
             found.append(RowLessons(place, np.zeros(1, np.int64), lesson))
         return found
 

@@ -37,11 +37,13 @@ def _restore_all(store: Store, corpus: Corpus) -> list[tuple[KeptNamespace, int]
     started = time.perf_counter()
     database = store.database
     corpus.clock.start_after(database.last_us())
-    counts, rows = database.counts(), database.namespaces()
-    namespaces = [kept for row in rows if (kept := row.kept()) is not None]
+    counts = database.counts()
+    read = [(row, row.kept()) for row in database.namespaces()]
+    namespaces = [kept for _, kept in read if kept is not None]
+    damaged = [row for row, kept in read if kept is None]
     held = {kept.key: counts.pop(kept.key, 0) for kept in namespaces}
-    if len(namespaces) < len(rows):
-        _set_namespaces_aside(store, [row for row in rows if row.kept() is None], counts)
+    if damaged:
+        _set_namespaces_aside(store, damaged, counts)
     else:
         for key in counts:
             store.forget_documents_of(key)
@@ -59,7 +61,7 @@ def _restore_all(store: Store, corpus: Corpus) -> list[tuple[KeptNamespace, int]
             store.counts.restored_documents += info.documents
             store.counts.restored_tokens += info.tokens
     store.counts.restore_s = time.perf_counter() - started
-    if rows:
+    if read:
         log.info(
             "restored",
             namespaces=len(namespaces) - len(waiting),
