@@ -178,7 +178,7 @@ class Table:
         for (kind, batch), speeds in sorted(self.speeds.items(), key=lambda item: item[0][1]):
             speed = statistics.median(speeds)
             spread = (max(speeds) - min(speeds)) / speed
-            on_none, on_ngram = (speed / self.speed(other, batch) for other in (NONE, NGRAM))
+            on_none, on_ngram = (speed / self.speed(other, batch) if (other, batch) in self.speeds else "-" for other in (NONE, NGRAM))
             same = statistics.mean(self.same[kind, batch])
             made.append(
                 (kind, batch, speed, f"{spread:.0%}", on_none, on_ngram, statistics.median(self.accepted[kind, batch]), f"{same:.0%}")
@@ -192,11 +192,12 @@ class Table:
             for kind, other, least in (
                 (SERVED, NONE, GAIN_ON_NONE), (SERVED, NGRAM, GAIN_ON_NGRAM), (COLD, NGRAM, COLD_ON_NGRAM),
             ):  # fmt: skip
-                gain = self.speed(kind, batch) / self.speed(other, batch)
-                if gain < least:
+                if not {(kind, batch), (other, batch)} <= self.speeds.keys():
+                    found.append(f"batch {batch}: {kind} was not measured")
+                elif (gain := self.speed(kind, batch) / self.speed(other, batch)) < least:
                     found.append(f"batch {batch}: {kind} is {gain:.2f} x {other}, must be {least:g}")
             for kind, other in ((SERVED, TREE), (ADAPTIVE, ADAPTIVE_TREE)):
-                if (other, batch) in self.speeds and self.speed(kind, batch) < self.speed(other, batch):
+                if {(kind, batch), (other, batch)} <= self.speeds.keys() and self.speed(kind, batch) < self.speed(other, batch):
                     found.append(f"batch {batch}: {kind} is {self.speed(kind, batch) / self.speed(other, batch):.2f} x {other}, must be 1")
         return found
 
@@ -239,7 +240,7 @@ def measure(fleet: Fleet, table: Table) -> list[str]:
     return [note, *([f"MISSED: {note}"] if abs(ours - theirs) > COUNTS_APART * theirs else [])]
 
 
-def check_exact(fleet: Fleet) -> list[str]:
+def check_exact(fleet: Fleet, _: Table) -> list[str]:
     """Compares outputs where a number does not depend on the batch it is computed in."""
     texts = prompts(EXACT_PROMPTS, 500)
     plain = fleet.replicas["none-exact"].run(texts, EXACT_BATCH, gaps=True)
@@ -257,7 +258,7 @@ def check_exact(fleet: Fleet) -> list[str]:
     return notes
 
 
-def check_kills(fleet: Fleet) -> list[str]:
+def check_kills(fleet: Fleet, _: Table) -> list[str]:
     """Kills and restarts the service, then replica A, while B answers."""
     texts = prompts(96, 5000)
     b = fleet.replicas["B"]
@@ -347,11 +348,15 @@ def _run(fleet: Fleet, table: Table) -> int:
     fleet.wait_attached(len(shared))
     notes = [f"all replicas ready after {started_s:.0f} s; Model Runner V2: {about['B']['v2']}, asynchronous: {about['B']['asynchronous']}"]
     print(notes[0], file=sys.stderr, flush=True)
-    notes += measure(fleet, table)
-    if not given.no_exact:
-        notes += check_exact(fleet)
-    if not given.no_kills:
-        notes += check_kills(fleet)
+    parts = {measure: True, check_exact: not given.no_exact, check_kills: not given.no_kills}
+    for part in (part for part, wanted in parts.items() if wanted):
+        try:
+            notes += part(fleet, table)
+        except (RuntimeError, OSError) as error:
+            # What has been measured until then is reported all the same.
+            notes.append(f"MISSED: {error}")
+            break
+        print("\n".join(notes), file=sys.stderr, flush=True)
     missed = [*table.missed(), *(note for note in notes if note.startswith("MISSED"))]
     columns = ("drafts", "batch", "tokens/s", "spread", "x none", "x ngram_gpu", "tokens a step", "as without")
     title = f"Two vLLM replicas and one draftd: {Path(given.model).name}, k = {given.k}, greedy, 256 tokens"
