@@ -1,6 +1,7 @@
 """What became of each draft, read from the tokens that the engine committed after it.
 
-A draft is settled when its row is drafted for again, or ends; so an engine may commit a step's tokens in one call or in several.
+A draft is settled when its row is drafted for again, or ends; so an engine may commit a step's tokens in one call or in several. Where
+tokens may come that nobody asked for, since the engine did not know yet that the request had ended, a draft counts one draft later.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ class PendingDrafts:
 
     Args:
         k: Most tokens of a draft.
+        late: Count each draft when the next one of its row is settled, or the row ends.
     """
 
-    def __init__(self, table: RowTable, stats: EngineStats, k: int) -> None:
+    def __init__(self, table: RowTable, stats: EngineStats, k: int, *, late: bool = False) -> None:
         self._table = table
         self._stats = stats
         self._tokens = np.full((table.max_rows, k), -1, np.int32)
@@ -31,6 +33,9 @@ class PendingDrafts:
         self._parents: NDArray[np.int32] | None = None
         self._lessons: list[tuple[Lesson, int] | None] = [None] * table.max_rows
         self._positions = np.arange(k)
+        self._late = late
+        # Of each row: source, tokens drafted and accepted, and where the draft began; -1: nothing waits to be counted.
+        self._uncounted = np.full((table.max_rows, 4), -1, np.int64)
 
     def remember(self, rows: NDArray[np.int64], drafts: Drafts) -> None:
         """Notes the drafts of `rows`, int64 [n]."""
@@ -57,22 +62,29 @@ class PendingDrafts:
         committed = table.tokens[rows[:, None], np.minimum(at, table.max_length - 1)]
         counts = self._counts[rows]
         right = (committed == self._tokens[rows]) & (at < table.lengths[rows, None]) & (self._positions < counts[:, None])
-        accepted = np.logical_and.accumulate(right, axis=1)
-        lengths = accepted.sum(axis=1)
+        lengths = np.logical_and.accumulate(right, axis=1).sum(axis=1)
         if self._parents is not None:
             for i, row in enumerate(rows.tolist()):
                 truth = table.tokens[row, self._at[row] : min(table.lengths[row], self._at[row] + counts[i])]
                 drafted = self._tokens[row, : counts[i]].tolist()
                 lengths[i] = accepted_of(drafted, self._parents[row, : counts[i]].tolist(), truth.tolist())
-            accepted = self._positions < lengths[:, None]
-        for source in (SOURCE_LOCAL, SOURCE_CORPUS):
-            of = self._sources[rows] == source
-            if of.any():
-                k = len(self._positions)
-                self._stats.drafted[source, :k] += (self._positions < counts[of, None]).sum(axis=0)
-                self._stats.accepted[source, :k] += accepted[of].sum(axis=0)
-                self._stats.acceptance_length[source, : k + 1] += np.bincount(lengths[of], minlength=k + 1)
+        settled = np.stack([self._sources[rows], counts, lengths, self._at[rows]], axis=1)
+        if self._late:
+            before = self._uncounted[rows]
+            self._uncounted[rows] = settled
+            settled = before[before[:, 0] >= 0]
+        self._count(settled)
         self._counts[rows] = 0
+
+    def _count(self, settled: NDArray[np.int64]) -> None:
+        """Counts drafts, int64 [n, 4]; see `_uncounted`."""
+        k = len(self._positions)
+        for source in (SOURCE_LOCAL, SOURCE_CORPUS):
+            _, drafted, accepted, _ = settled[settled[:, 0] == source].T
+            if len(drafted):
+                self._stats.drafted[source, :k] += (self._positions < drafted[:, None]).sum(axis=0)
+                self._stats.accepted[source, :k] += (self._positions < accepted[:, None]).sum(axis=0)
+                self._stats.acceptance_length[source, : k + 1] += np.bincount(accepted, minlength=k + 1)
 
     def _learn(self, rows: NDArray[np.int64]) -> None:
         """Learns from what was committed after the last drafts of `rows`, int64 [n], also from those that drafted nothing."""
@@ -92,7 +104,17 @@ class PendingDrafts:
             truth = table.tokens[after[:, None], np.minimum(at[:, None] + np.arange(most), table.max_length - 1)]
             lesson.learn(np.array(places), truth, np.minimum(table.lengths[after] - at, most))
 
-    def forget(self, row: int) -> None:
-        """Drops a row's draft uncounted."""
+    def end(self, row: int, length: int | None = None) -> None:
+        """Settles a row's draft and forgets it, as the row ends with `length` tokens, int, or with all that it has.
+
+        A draft that began at its end or past it does not count where that is not known too late.
+        """
+        rows = np.array([row])
+        if length is not None and self._at[row] >= length:
+            self._counts[row] = 0
+        self.settle(rows)
+        if length is None or self._uncounted[row, 3] < length:
+            self._count(self._uncounted[rows])
+        self._uncounted[row] = -1
         self._counts[row] = 0
         self._lessons[row] = None

@@ -107,6 +107,16 @@ class Connection:
         if self._transport is not None and request.shared and len(tokens):
             self._transport.append(request, tokens)
 
+    def append_rows(self, requests: list[Request], tokens: NDArray[np.int32], counts: NDArray[np.int64]) -> None:
+        """Tells the service what the engine committed to several requests: tokens int32 [n, w], of which counts[i] count, int64 [n]."""
+        if isinstance(self._transport, MappedTransport):
+            shared = np.array([request.shared for request in requests]) & (counts > 0)
+            if shared.any():
+                self._transport.append_rows([requests[i] for i in np.flatnonzero(shared)], tokens[shared], counts[shared])
+            return
+        for request, given, count in zip(requests, tokens, counts.tolist(), strict=True):
+            self.append(request, given[:count])
+
     def end(self, request: Request, tokens: NDArray[np.int32], discard: bool) -> None:
         """Ends a request with `tokens`, int32 [n], all that it holds."""
         if request.given_up:

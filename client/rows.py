@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from draftd.drafter.errors import FailedPrecondition, InvalidArgument
 from draftd.drafter.layout import MAX_DOCUMENT_ID_BYTES
+from draftd.drafter.rows import put_tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -177,6 +178,23 @@ class RowTable:
             length = int(self.lengths[row])
             self.tokens[row, length : length + len(tokens)] = tokens
             self.lengths[row] = length + len(tokens)
+
+    def fits(self, rows: NDArray[np.int64], tokens: NDArray[np.int32], counts: NDArray[np.int64]) -> bool:
+        """Whether `extend_rows` may be called with these: distinct rows with requests, tokens of the vocabulary that fit."""
+        if not len(rows) or rows.min() < 0 or rows.max() >= self.max_rows or len(set(rows.tolist())) < len(rows):
+            return False
+        if counts.min() < 0 or counts.max() > tokens.shape[1] or not all(self.requests[row] for row in rows.tolist()):
+            return False
+        if (self.lengths[rows] + counts).max() > self.max_length:
+            return False
+        wrong = (tokens < 0) | (tokens >= self.vocab_size)
+        return not (wrong & (np.arange(tokens.shape[1]) < counts[:, None])).any()
+
+    def extend_rows(self, rows: NDArray[np.int64], tokens: NDArray[np.int32], counts: NDArray[np.int64]) -> None:
+        """Adds the first counts[i] of tokens[i] to row rows[i]: int64 [n], int32 [n, w], int64 [n]; see `fits`."""
+        with self.lock:
+            put_tokens(self.tokens, rows, self.lengths[rows].astype(np.int64), tokens, counts)
+            self.lengths[rows] += counts.astype(np.int32)
 
     def clear(self, row: int) -> None:
         """Empties a row."""

@@ -14,11 +14,23 @@ from numpy.typing import NDArray
 from draftd.drafter import layout
 from draftd.drafter.layout import BlockSpec
 from draftd.drafter.lessons import Learned
-from draftd.drafter.ops.intrinsics import observe, publish
+from draftd.drafter.ops.intrinsics import observe, publish, publish_column
 from draftd.drafter.shm import SharedBlock
 from draftd.drafter.stats import EngineStats
 
 _RESERVE_TOKENS = 4096
+
+
+def put_tokens(
+    into: NDArray[np.int32], rows: NDArray[np.int64], at: NDArray[np.int64], tokens: NDArray[np.int32], counts: NDArray[np.int64]
+) -> None:
+    """Writes the first counts[i] of tokens[i] into into[rows[i]] from at[i] on.
+
+    into: int32 [any, any]; rows, at, counts: int64 [n]; tokens: int32 [n, w].
+    """
+    places = np.arange(tokens.shape[1])
+    given = places < counts[:, None]
+    into[np.repeat(rows, counts), (at[:, None] + places)[given]] = tokens[given]
 
 
 class RowBlock:
@@ -142,6 +154,24 @@ class RowBlock:
         self._reserve(slot, length + len(tokens))
         self.tokens[slot, length : length + len(tokens)] = tokens
         publish(self.slots[slot], layout.SLOT_LENGTH, length + len(tokens))
+
+    def append_rows(self, slots: NDArray[np.int64], tokens: NDArray[np.int32], counts: NDArray[np.int64]) -> None:
+        """Adds what the engine committed to several slots.
+
+        Args:
+            slots: int64 [n], distinct; tokens: int32 [n, w]; counts: int64 [n]; how many of each row's tokens count.
+
+        Raises:
+            ValueError, OSError: See append; nothing is added.
+        """
+        at = self.lengths[slots]
+        ends = at + counts
+        if ends.max(initial=0) > self.max_length:
+            raise ValueError(f"row of {ends.max()} tokens is longer than {self.max_length}")
+        for slot, end in zip(slots[ends > self._reserved[slots]].tolist(), ends[ends > self._reserved[slots]].tolist(), strict=True):
+            self._reserve(slot, end)
+        put_tokens(self.tokens, slots, at, tokens, counts)
+        publish_column(self.slots, slots, layout.SLOT_LENGTH, ends)
 
     def finish(self, slot: int, discard: bool = False) -> None:
         """Ends a request: the service commits its output as a document, or forgets it."""

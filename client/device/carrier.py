@@ -23,6 +23,7 @@ from draftd.drafter.ops.calibrated.cpu_mixer import EVIDENCE_FLOATS, EVIDENCE_IN
 from draftd.drafter.ops.collect.gpu import NEW_TOKENS, RECORD_HEAD, RING, SAMPLES, collect_rows
 
 _PAUSE_S = 0.004
+_GENERATIONS = 0x7FFFFFFF
 _FINISH_S = 0.25
 """How long a request's last tokens may be under way when it has ended."""
 
@@ -84,7 +85,7 @@ class Carrier:
             self._waiting[row] = (start, length)
         else:
             self._start(row, length, start)
-        words = torch.tensor([length, int(self._newest[row]) & 0x7FFFFFFF], dtype=torch.int32)
+        words = torch.tensor([length, int(self._newest[row]) & _GENERATIONS], dtype=torch.int32)
         self._carried[row].copy_(words.pin_memory() if self._tokens.is_cuda else words, non_blocking=True)
 
     def end(self, row: int) -> None:
@@ -159,23 +160,26 @@ class Carrier:
                 self._finish(row)
 
     def _tell(self, records: NDArray[np.int32], samples: NDArray[np.int32] | None) -> None:
-        known = []
-        for i, (row, generation, before, new, *_) in enumerate(records[:, :RECORD_HEAD].tolist()):
-            if row in self._waiting and generation == int(self._newest[row]) & 0x7FFFFFFF:
-                # Whatever came before it has been told.
-                self._finish(row)
-            if row < 0 or generation != int(self._generations[row]) & 0x7FFFFFFF or self._held[row] != before:
-                continue
-            if new:
-                self._drafter.append(row, records[i, RECORD_HEAD : RECORD_HEAD + new])
-                self._held[row] += new
-            if row not in self._ending:
-                known.append(i)
-        if known:
+        rows, generations, before, new = records[:, :4].T.astype(np.int64)
+        if self._waiting:
+            for row, generation in zip(rows.tolist(), generations.tolist(), strict=True):
+                if row in self._waiting and generation == int(self._newest[row]) & _GENERATIONS:
+                    # Whatever came before it has been told.
+                    self._finish(row)
+        known = np.flatnonzero(rows >= 0)
+        of = rows[known]
+        known = known[(generations[known] == self._generations[of] & _GENERATIONS) & (before[known] == self._held[of])]
+        grown = known[new[known] > 0]
+        if len(grown):
+            self._drafter.append_rows(rows[grown], records[grown, RECORD_HEAD : RECORD_HEAD + NEW_TOKENS], new[grown])
+            self._held[rows[grown]] += new[grown]
+        if self._ending:
+            known = np.array([i for i in known.tolist() if rows[i] not in self._ending], np.int64)
+        if len(known):
             drafts = self._drafts(records[known])
             if samples is not None:
-                drafts.lessons = self._lessons(records[:, 0], known, drafts, samples)
-            self._drafter.observe(records[known, 0].astype(np.int64), drafts)
+                drafts.lessons = self._lessons(rows, known.tolist(), drafts, samples)
+            self._drafter.observe(rows[known], drafts)
 
     def _drafts(self, records: NDArray[np.int32]) -> Drafts:
         drafts = Drafts.empty(len(records), self._k)
@@ -184,26 +188,28 @@ class Carrier:
             field[:] = records[:, 4 + column]
         return drafts
 
-    def _lessons(self, rows: NDArray[np.int32], known: list[int], drafts: Drafts, samples: NDArray[np.int32]) -> list[RowLessons]:
-        """Those of the launch that was read last; `known`: which of its rows the drafts are of."""
+    def _lessons(self, rows: NDArray[np.int64], known: list[int], drafts: Drafts, samples: NDArray[np.int32]) -> list[RowLessons]:
+        """Those of the launch that was read last, one of all rows that learn into the same; `known`: which rows the drafts are of."""
         batch, k = len(rows), self._k
         assert self._learned_of is not None
-        found = []
+        sampled: dict[Learned, list[tuple[int, int]]] = {}
         for nth in range(min(batch, SAMPLES)):
             row = (SAMPLES * (self._read - 1) + nth) % batch
             learned = self._learned_of(int(rows[row])) if row in known else None
-            if learned is None:
-                continue
-            place = np.array([known.index(row)])
-            probabilities, ints, floats = np.split(samples[nth], [k, k + self._lesson_words[0]])
-            drafts.probabilities[place] = probabilities.view(np.float32)
+            if learned is not None:
+                sampled.setdefault(learned, []).append((nth, known.index(row)))
+        found = []
+        for learned, pairs in sampled.items():
+            of, places = np.array(pairs).T
+            probabilities, ints, floats = np.split(samples[of], [k, k + self._lesson_words[0]], axis=1)
+            drafts.probabilities[places] = probabilities.view(np.float32)
             lesson = Lesson.of_chains(
-                drafts.take(place),
-                ints.reshape(1, k + 1, EVIDENCE_INTS),
-                floats.view(np.float32).reshape(1, k + 1, EVIDENCE_FLOATS),
+                drafts.take(places),
+                ints.reshape(-1, k + 1, EVIDENCE_INTS),
+                floats.view(np.float32).reshape(-1, k + 1, EVIDENCE_FLOATS),
                 learned,
             )
-            found.append(RowLessons(place, np.zeros(1, np.int64), lesson))
+            found.append(RowLessons(places, np.arange(len(places)), lesson))
         return found
 
     def _is_whole(self, row: int, length: int | None) -> bool:

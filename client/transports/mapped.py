@@ -122,6 +122,14 @@ class MappedTransport:
         else:
             self.block.append(slot, tokens)
 
+    def append_rows(self, requests: list[Request], tokens: NDArray[np.int32], counts: NDArray[np.int64]) -> None:
+        """Publishes what the engine committed to several requests: tokens int32 [n, w], of which counts[i] count, int64 [n]."""
+        slots = np.array([self._slots.get(request, -1) for request in requests])
+        held = slots >= 0
+        if not held.all():
+            self._courier.note()
+        self.block.append_rows(slots[held], tokens[held], counts[held])
+
     def finish(self, request: Request, tokens: NDArray[np.int32], discard: bool) -> None:
         """Ends a request; its slot is free once the service has taken it."""
         slot = self._slots.pop(request, None)

@@ -74,6 +74,18 @@ def publish(words: Any, index: int, value: int) -> None:
 
 
 @kernel
+def publish_column(words: Any, rows: Any, column: int, values: Any) -> None:
+    """Stores words[rows[i], column] = values[i] so that who sees one sees everything stored before.
+
+    words: int64 [any, n]; rows, values: int64 [m].
+    """
+    fence()
+    for i in range(len(rows)):
+        store_word(words[rows[i]], column, values[i])
+    fence()
+
+
+@kernel
 def observe(words: Any, index: int) -> int:
     """Loads an int64 word that another process publishes; `words` int64 [n]."""
     value = load_word(words, index)

@@ -58,3 +58,55 @@ def test_the_longest_draft_and_the_longest_row() -> None:
     pending.settle(np.array([0]))
     assert stats.acceptance_length[2, MAX_K] == 1
     assert stats.accepted.sum() == MAX_K
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    steps=st.lists(st.tuples(st.lists(token, max_size=K), st.lists(token, min_size=1, max_size=3)), min_size=1, max_size=6),
+    wanted=st.integers(0, 20),
+    late=st.booleans(),
+)
+def test_drafts_past_the_end_of_a_request_do_not_count(
+    steps: list[tuple[list[int], list[int]]], wanted: int, late: bool
+) -> None:  # fmt: skip
+    """The last step came before it was known that the request had ended; the engine itself does not count its draft."""
+    table = RowTable(np.zeros((1, 32), np.int32), np.zeros(1, np.int32), 3)
+    stats, expected = EngineStats(), EngineStats()
+    pending = PendingDrafts(table, stats, K, late=late)
+    table.put(0, Request("a", "", False, 2), np.array([1, 2], np.int32))
+    starts = [2 + sum(len(committed) for _, committed in steps[:i]) for i in range(len(steps) + 1)]
+    # Where one step past the end is all that may have come; without `late` nothing is settled before the end is known.
+    length = max(2 + wanted, starts[-2] if late else starts[-1])
+    row = np.array([0])
+    for (draft, committed), start in zip(steps, starts, strict=False):
+        drafts = Drafts.empty(1, K)
+        drafts.tokens[0, : len(draft)] = draft
+        drafts.counts[0], drafts.source[0] = len(draft), 1 if draft else 0
+        pending.settle(row)
+        pending.remember(row, drafts)
+        table.extend(0, np.array(committed, np.int32))
+        if draft and start < length:
+            accepted = next((j for j, (a, b) in enumerate(zip(draft, committed, strict=False)) if a != b), min(len(draft), len(committed)))
+            expected.count_verified(1, len(draft), accepted)
+    pending.settle(row)
+    pending.end(0, length)
+    np.testing.assert_array_equal(stats.words, expected.words)
+    pending.end(0)
+    np.testing.assert_array_equal(stats.words, expected.words)
+
+
+def test_what_was_counted_is_never_taken_back() -> None:
+    """Counters that fall look like those of an engine that has begun anew."""
+    table = RowTable(np.zeros((1, 8), np.int32), np.zeros(1, np.int32), 3)
+    stats = EngineStats()
+    pending = PendingDrafts(table, stats, K, late=True)
+    table.put(0, Request("a", "", False, 1), np.array([1], np.int32))
+    drafts = Drafts.empty(1, K)
+    drafts.tokens[0, 0], drafts.counts[0], drafts.source[0] = 2, 1, 1
+    for accepted in (0, 1, 2):
+        pending.settle(np.array([0]))
+        assert stats.accepted.sum() == max(0, accepted - 1)
+        pending.remember(np.array([0]), drafts)
+        table.extend(0, np.array([2], np.int32))
+    pending.end(0, 3)
+    assert stats.accepted.sum() == 2

@@ -27,20 +27,21 @@ class Told:
 
     def __init__(self) -> None:
         self.started: list[tuple[int, int]] = []
-        self.lessons: list[tuple[int, RowLessons, Drafts]] = []
+        self.lessons: list[tuple[list[int], RowLessons, Drafts]] = []
         self.tokens: dict[int, list[int]] = {}
         self.finished: list[tuple[int, bool, int | None, list[int]]] = []
         self.drafts: list[tuple[list[int], list[int]]] = []
 
-    def append(self, row: int, tokens: Any) -> None:
-        self.tokens.setdefault(row, []).extend(np.asarray(tokens).tolist())
+    def append_rows(self, rows: Any, tokens: Any, counts: Any) -> None:
+        for row, given, count in zip(rows.tolist(), tokens, counts.tolist(), strict=True):
+            self.tokens.setdefault(row, []).extend(given[:count].tolist())
 
     def finish(self, row: int, discard: bool, *, length: int | None) -> None:
         self.finished.append((row, discard, length, self.tokens.pop(row, [])))
 
     def observe(self, rows: Any, drafts: Drafts) -> None:
         self.drafts.append((rows.tolist(), drafts.counts.tolist()))
-        self.lessons += [(int(rows[of.rows[0]]), of, drafts) for of in drafts.lessons]
+        self.lessons += [(rows[of.rows].tolist(), of, drafts) for of in drafts.lessons]
 
 
 class Engine:
@@ -179,15 +180,15 @@ def test_lessons_of_some_rows_of_each_batch_are_carried() -> None:
         told.lessons.clear()
         carrier.launch(order, drafts, lessons)
         carrier._drain()
-        seen.append([row for row, _, _ in told.lessons])
-        for row, of, told_drafts in told.lessons:
-            place, lesson = rows - 1 - row, of.lesson
-            assert (of.rows.tolist(), of.places.tolist(), lesson.learned) == ([place], [0], learned)
-            assert (lesson.ints[0] == lessons.ints[place].numpy()).all()
-            assert (lesson.floats[0] == lessons.floats[place].numpy()).all()
-            assert (lesson.drafts.tokens[0] == drafts.tokens[place].numpy()).all()
-            assert (lesson.drafts.probabilities[0] == drafts.probabilities[place].numpy()).all()
-            assert (told_drafts.probabilities[place] == drafts.probabilities[place].numpy()).all()
-            assert lesson.parents[0].tolist() == [-1, 0, 1, 2, 3]
+        ((taught, of, told_drafts),) = told.lessons
+        seen.append(taught)
+        places, lesson = rows - 1 - np.array(taught), of.lesson
+        assert (of.rows.tolist(), of.places.tolist(), lesson.learned) == (places.tolist(), list(range(len(taught))), learned)
+        assert (lesson.ints == lessons.ints.numpy()[places]).all()
+        assert (lesson.floats == lessons.floats.numpy()[places]).all()
+        assert (lesson.drafts.tokens == drafts.tokens.numpy()[places]).all()
+        for of_places in (lesson.drafts.probabilities, told_drafts.probabilities[places]):
+            assert (of_places == drafts.probabilities.numpy()[places]).all()
+        assert lesson.parents.tolist() == [[-1, 0, 1, 2, 3]] * len(taught)
     carried = [rows - 1 - i % rows for i in range(3 * SAMPLES)]
     assert seen == [[row for row in carried[i * SAMPLES : (i + 1) * SAMPLES] if row != 2] for i in range(3)]

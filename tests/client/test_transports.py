@@ -87,6 +87,47 @@ def test_commits_without_a_propose_get_there_too(attach: Attach, eventually: Eve
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
+def test_rows_appended_to_together_share_as_those_one_by_one(attach: Attach, transport: str) -> None:
+    """Of a batch as large as is done at once; a private row of it stays private, and one that gets nothing stays as it is."""
+    writing, reading = attach(transport), attach("mapped")
+    rng = np.random.default_rng(3)
+    counts = np.array([9, 12, 5, 0, 12, 7, 8, 11])
+    tokens = rng.integers(100, 900, (8, 12)).astype(np.int32)
+    for row in range(8):
+        writing.start(row, [row], f"row-{row}", private=row == 5)
+    rows = np.array([4, 1, 0, 7, 5, 2, 3, 6])
+    writing.append_rows(rows, tokens, counts)
+    writing.append_rows(rows, tokens + 1, np.full(8, 3))
+    assert writing.wait_visible(VISIBLE_S)
+    assert writing.stats.committed_tokens[0] == counts.sum() + 24
+    for row, given, count in zip(rows.tolist(), tokens, counts.tolist(), strict=True):
+        expected = [*given[:count].tolist(), *(given[:3] + 1).tolist()]
+        known = len(expected) - (3 if count else 1)
+        reading.start(0, expected[:known])
+        assert reading.propose([0]).row(0) == ([] if row == 5 else expected[known:]), row
+
+
+@pytest.mark.parametrize("wrong", ["token", "row", "length"])
+def test_a_wrong_row_of_several_costs_only_itself(attach: Attach, wrong: str) -> None:
+    writing, reading = attach("mapped", max_length=64, strict=False), attach("mapped")
+    rows, counts = np.arange(8), np.full(8, 10)
+    tokens = np.random.default_rng(4).integers(100, 900, (8, 10)).astype(np.int32)
+    for row in range(8):
+        writing.start(row, [row] * (60 if wrong == "length" and row == 3 else 1))
+    if wrong == "token":
+        tokens[3, 4] = VOCAB_SIZE
+    elif wrong == "row":
+        rows[3] = 99
+    writing.append_rows(rows, tokens, counts)
+    assert sum(writing.stats.fail_opens) == 1
+    assert writing.stats.committed_tokens[0] == 70
+    assert writing.wait_visible(VISIBLE_S)
+    for row in range(8):
+        reading.start(0, tokens[row, :7])
+        assert reading.propose([0]).row(0) == ([] if row == 3 else tokens[row, 7:].tolist())
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_private_rows_draft_from_themselves_and_are_never_kept(attach: Attach, transport: str) -> None:
     drafter, other = attach(transport), attach("mapped")
     feed(other, [np.array([50, 51, 52, 53, 54, 55])])
