@@ -1,14 +1,17 @@
-"""Prompts like those of engines whose outputs repeat: rewriting a text, editing code, the next step of an agent.
+"""Prompts for real models: every other one a question of Spec-Bench, the others like those of engines whose outputs repeat.
 
-They are made from templates, and no two of a thousand are the same.
+Those are made from templates: rewriting a text, editing code, the next step of an agent. The questions are in samples/.
 """
 
 from __future__ import annotations
 
 import json
 import random
+from functools import cache
+from pathlib import Path
 
 KINDS = ("rewrite", "code", "agent")
+_QUESTIONS = Path(__file__).resolve().parents[1] / "samples" / "prompts" / "specbench.jsonl"
 
 _PLACES = ["Lisbon", "Tromsø", "Kyoto", "Nairobi", "Quito", "Halifax", "Riga", "Perth", "Izmir", "Leeds", "Austin", "Gdansk"]
 _PEOPLE = ["Amara", "Jonas", "Mei", "Ravi", "Sofia", "Tariq", "Lena", "Diego", "Noor", "Piotr", "Hana", "Samuel"]
@@ -43,13 +46,24 @@ _TOOLS = ["search_orders", "list_files", "get_weather", "read_table", "find_flig
 
 
 def prompts(count: int, first: int = 0) -> list[str]:
-    """User messages `first` to `first + count - 1` of an endless list, whose kinds take turns; the same numbers give the same messages."""
+    """User messages `first` to `first + count - 1` of an endless list, whose kinds take turns; the same numbers give the same messages.
+
+    No two of any 126 in a row are the same.
+    """
     return [_prompt(number) for number in range(first, first + count)]
 
 
+@cache
+def questions() -> list[str]:
+    """First turns of Spec-Bench's multi-turn questions."""
+    return [json.loads(line)["prompt"] for line in _QUESTIONS.read_text().splitlines()]
+
+
 def _prompt(number: int) -> str:
-    chosen = random.Random(number)
-    return {"rewrite": _rewrite, "code": _code, "agent": _agent}[KINDS[number % len(KINDS)]](chosen)
+    half, question = divmod(number, 2)
+    if question:
+        return questions()[half % len(questions())]
+    return {"rewrite": _rewrite, "code": _code, "agent": _agent}[KINDS[half % len(KINDS)]](random.Random(half))
 
 
 def _rewrite(chosen: random.Random) -> str:

@@ -26,7 +26,7 @@ from bench.prompts import prompts
 from bench.vllm_worker import COUNTERS
 from draftd.server.replay.service import PrivateService
 
-PROMPTS = {1: 6, 16: 48, 64: 128}
+PROMPTS = {1: 10, 16: 48, 64: 120}
 """Prompts of a run, by batch size."""
 NONE, NGRAM, COLD, SERVED, TWICE = (
     "no speculation",
@@ -114,7 +114,9 @@ class Fleet:
         """Starts a replica without waiting for it."""
         _, policy, adaptive = VARIANTS.get(name, ("", "calibrated", self.given.adaptive and shared))
         settings = {"model": self.given.model, "k": self.given.k, "batches": self.given.batch, "method": method, "adaptive": adaptive}
+        settings["cudagraph_mode"] = self.given.cudagraph_mode
         environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_PLUGINS": "", "PYTHONUNBUFFERED": "1"}
+        environment["VLLM_USE_BREAKABLE_CUDAGRAPH"] = str(int("PIECEWISE" in self.given.cudagraph_mode))
         if shared:
             environment |= {
                 "VLLM_PLUGINS": "draftd", "DRAFTD_ENDPOINT": self.service.endpoint, "DRAFTD_VLLM_ENGINE": name,
@@ -313,6 +315,7 @@ def main() -> int:
     arguments.add_argument("--batch", type=int, action="append", default=[], help="batch size; default: 1, 16 and 64")
     arguments.add_argument("--rounds", type=int, default=3, help="runs of each cell, whose median counts")
     arguments.add_argument("--device", default="cuda", help="the service's")
+    arguments.add_argument("--cudagraph-mode", default="FULL_AND_PIECEWISE", help="vLLM's; FULL_DECODE_ONLY: no graphs of prefills")
     arguments.add_argument("--graphs", action="store_true", help="set DRAFTD_VLLM_GRAPHS")
     arguments.add_argument("--adaptive", action="store_true", help="adaptive verification where draftd drafts")
     arguments.add_argument("--policies", action="store_true", help="compare the rules too, with adaptive verification and without")

@@ -13,11 +13,17 @@ import time
 from collections import deque
 from typing import Any
 
+_MIXED_TOKENS = (128, 256, 512, 768, 1024, 1536, 2048)
+"""Tokens of steps with a prefill in them that have a graph."""
 COUNTERS = ("vllm:spec_decode_num_drafts", "vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_accepted_tokens")
 
 
 def start(settings: dict[str, Any]) -> Any:
-    """vLLM as the table is made with: Model Runner V2, asynchronous scheduling, full graphs of every batch that is measured."""
+    """vLLM as the table is made with: Model Runner V2, asynchronous scheduling, full graphs of every batch that is measured.
+
+    Steps with a prefill in them have graphs too, broken at attention, as in a vLLM that compiles: else they would decide the figures of a
+    model as small as this.
+    """
     from vllm import LLM
 
     k, most = settings["k"], max(settings["batches"])
@@ -40,8 +46,8 @@ def start(settings: dict[str, Any]) -> Any:
         attention_backend="TRITON_ATTN",
         compilation_config={
             "mode": 0,
-            "cudagraph_mode": "FULL_DECODE_ONLY",
-            "cudagraph_capture_sizes": [batch * per_request for batch in batches],
+            "cudagraph_mode": settings["cudagraph_mode"],
+            "cudagraph_capture_sizes": sorted({batch * per_request for batch in batches} | set(_MIXED_TOKENS)),
         },
         speculative_config=speculative,
         disable_log_stats=False,

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.prompts import KINDS, prompts
+from bench.prompts import KINDS, prompts, questions
 from bench.vllm_replicas import ADAPTIVE, ADAPTIVE_TREE, COLD, NGRAM, NONE, SERVED, TREE, Table, _first_difference
 from bench.vllm_worker import COUNTERS
 
 
-def test_prompts_are_the_same_each_time_and_all_different() -> None:
+def test_prompts_are_the_same_each_time_and_different_within_a_run() -> None:
     made = prompts(600)
     assert made == prompts(600)
     assert prompts(3, 300) == made[300:303]
-    assert len(set(made)) == 600
-    assert all(len(text) > 300 for text in made[: len(KINDS)])
+    assert all(len(set(made[first : first + 126])) == 126 for first in range(0, 474, 79))
+    assert len(set(made[::2])) == 300
+    assert set(made[1::2]) == set(questions())
+    assert all(len(text) > 300 for text in made[: 2 * len(KINDS) : 2])
 
 
 def answer(seconds: float, outputs: list[list[int]], accepted: int = 0) -> dict[str, Any]:
