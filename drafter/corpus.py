@@ -591,6 +591,15 @@ class Corpus(RefreshCycle):
         return [self._indexes] if isinstance(self._indexes, DeviceIndexes) else []
 
     @property
+    def device_failure(self) -> str:
+        """Why a GPU does nothing more for this process; empty if all do. See cuda_memory.device_failure."""
+        if not self.device_indexes:
+            return ""
+        from draftd.drafter.cuda_memory import device_failure
+
+        return next((failure for part in self.device_indexes if (failure := device_failure(part.memory.device))), "")
+
+    @property
     def directory(self) -> Path:
         """Where this run keeps its files in shared memory; nobody else can open it."""
         return self._dir.path

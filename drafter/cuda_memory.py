@@ -72,6 +72,20 @@ def under_mps(device: torch.device) -> bool:
     return device.type == "cuda" and bool(call("cuDeviceGetAttribute", driver.CUdevice_attribute(_MPS_ENABLED), device.index or 0))
 
 
+def device_failure(device: torch.device) -> str:
+    """Why a GPU does nothing more for this process, such as after an access outside memory; empty if it does. Waits for nothing.
+
+    The driver then answers every call with the same error: there is no way out but another process.
+    """
+    if device.type != "cuda":
+        return ""
+    try:
+        torch.cuda.default_stream(device).query()
+    except RuntimeError as error:
+        return str(error).partition("\n")[0]
+    return ""
+
+
 def _properties(device: int) -> Any:
     properties = driver.CUmemAllocationProp()
     properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED

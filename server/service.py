@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+_GIVE_UP_S = 20.0
+
 
 class Service:
     """A service of one configuration. `start` and `stop` are called once each, in the loop that serves.
@@ -61,6 +63,7 @@ class Service:
     Attributes:
         listen_port: TCP port of gRPC, 0 without TCP.
         http_port: Port of HTTP, 0 without HTTP.
+        gpu_lost: Set when a GPU does nothing more for this process, which can only end then.
     """
 
     def __init__(self, config: ServerConfig) -> None:
@@ -68,6 +71,7 @@ class Service:
         self.metrics = Metrics(config.max_namespaces)
         self.listen_port = 0
         self.http_port = 0
+        self.gpu_lost = asyncio.Event()
         self._started = time.time()
         self._ready = False
         self._place: SocketPlace | None = None
@@ -217,8 +221,17 @@ class Service:
         await self._release()
         log.info("stopped")
 
+    async def give_up(self) -> None:
+        """Writes what the store has not got yet and ends, without the GPU; the process must end then."""
+        await asyncio.gather(*(server.stop(None) for server in self._servers))
+        if self._replicator is not None:
+            await self._replicator.close()
+        if self._store is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._store.close)
+        self.abandon()
+
     def abandon(self) -> None:
-        """Removes what would outlive the process, which ends now, while it is still starting."""
+        """Removes what would outlive the process, which ends now."""
         if self._corpus is not None:
             self._corpus.abandon()
         if self._place is not None:
@@ -320,6 +333,11 @@ class Service:
                 log.warning("event_loop_was_held_up", seconds=round(held_up_s, 3))
                 self._history.events.note("held up", "", f"the service did nothing for {held_up_s:.1f} s", level="warning")
                 self.attachments.forgive(held_up_s)
+            if failure := self.corpus.device_failure:
+                self._set_serving(False, last=True)
+                log.error("gpu_lost", reason=failure, meaning="the process ends, since only another one can use the GPU again")
+                self.gpu_lost.set()
+                return
             try:
                 await self._end_lost_leases()
                 self.telemetry.update()
@@ -406,8 +424,16 @@ async def _serve(config: ServerConfig, announce: Callable[[Service], None]) -> N
         os._exit(0)
     await start
     announce(service)
-    await stopped.wait()
-    await service.stop()
+    lost = asyncio.create_task(service.gpu_lost.wait())
+    await asyncio.wait((lost, stop), return_when=asyncio.FIRST_COMPLETED)
+    if stop.done():
+        await service.stop()
+        return
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(service.give_up(), _GIVE_UP_S)
+    sys.stderr.flush()
+    # Whatever still waits for the GPU would hold up the end of the loop.
+    os._exit(1)
 
 
 def serve(config: ServerConfig, announce: Callable[[Service], None]) -> None:

@@ -55,3 +55,22 @@ def test_device_that_is_not_there_is_refused_in_one_line() -> None:
     assert done.returncode != 0
     assert "there are" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+_FAULT = """
+import torch
+from draftd.drafter.cuda_memory import device_failure
+gpu = torch.device("cuda", 0)
+torch.zeros(4, device=gpu)
+print(repr(device_failure(gpu)))
+try:
+    torch.zeros(4, device=gpu)[torch.tensor([10**6], device=gpu)].cpu()
+except RuntimeError:
+    print(device_failure(gpu))
+"""
+
+
+def test_gpu_that_does_nothing_more_is_noticed() -> None:
+    done = subprocess.run([sys.executable, "-c", _FAULT], capture_output=True, text=True, timeout=120, check=False)
+    before, after = done.stdout.splitlines()
+    assert (before, "CUDA error" in after) == ("''", True), done.stdout

@@ -184,3 +184,26 @@ def test_tcp_with_tls(start: Start) -> None:
 def test_tls_file_that_is_not_there() -> None:
     said = _refused("--listen", "localhost:0", "--tls-cert", "/none/cert", "--tls-key", "/none/key")
     assert "/none/key: No such file or directory" in said
+
+
+def test_service_whose_gpu_is_lost_keeps_what_it_has_and_ends(start: Start, tmp_path: Path) -> None:
+    """The driver answers every call with the same error then, and whoever watches the service starts another."""
+    lost = tmp_path / "lost"
+    (tmp_path / "sitecustomize.py").write_text(
+        "import pathlib\nfrom draftd.drafter.corpus import Corpus\n"
+        f"Corpus.device_failure = property(lambda _: 'an illegal memory access' if pathlib.Path({str(lost)!r}).exists() else '')\n"
+    )
+    environment = {"PYTHONPATH": os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))}
+    flags = ("--data-dir", str(tmp_path / "data"), "--store-lag-ms", "10000", "--log-format", "json")
+    process = start(*flags, environment=environment).wait_ready()
+    documents = [pb.IngestDocument(document_id=f"d{i}", tokens=range(100), complete=True) for i in range(5)]
+    Stubs(process.target).drafter.Ingest(pb.IngestRequest(documents=documents, vocab_size=VOCAB), timeout=10)
+    lost.touch()
+    assert process.process.wait(30) == 1
+    last = json.loads(process.log.read_text().splitlines()[-1])
+    assert (last["event"], last["reason"]) == ("gpu_lost", "an illegal memory access")
+    assert not process.socket.exists()
+    lost.unlink()
+    process.log.write_text("")
+    again = start(*flags, environment=environment).wait_ready()
+    assert "(5 documents, 500 tokens restored" in again.log.read_text()
