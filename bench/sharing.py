@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -355,28 +356,91 @@ def memory(endpoint: str, cycles: int) -> list[Row]:
     return [[f"device memory of the service after {cycles} attachments, MiB (after one: {free[0]})", free[-1], str(free[0])]]
 
 
+@contextmanager
+def under_mps() -> Iterator[dict[str, str] | None]:
+    """An MPS daemon of its own, and the environment of its clients; None where there is no MPS."""
+    control = shutil.which("nvidia-cuda-mps-control", path=f"{os.environ['PATH']}:/usr/local/nvidia/bin")
+    if control is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        subprocess.run([control, "-d"], env=environment, check=True, timeout=20)
+        try:
+            yield environment
+        finally:
+            subprocess.run([control], input=b"quit\n", env=environment, check=False, timeout=20)
+
+
+def measured_by(module: str, flags: list[str], environment: dict[str, str]) -> list[Row]:
+    """The rows that a benchmark writes in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.json"
+        command = [sys.executable, "-m", module, *flags, "--json", str(path)]
+        subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL, timeout=120)
+        return [list(row.values()) for row in json.loads(path.read_text())["rows"]]
+
+
 def handle() -> list[Row]:
     """Microseconds that drafting over HANDLE takes an engine's stream, without MPS and with it; see bench/handle.py."""
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as folder:
-        control = shutil.which("nvidia-cuda-mps-control", path=f"{os.environ['PATH']}:/usr/local/nvidia/bin")
-        mps = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
-        for name, must, more in (("without MPS", "350", {}), ("with MPS", "60", mps)):
-            if more and control is None:
-                continue
-            environment = {**os.environ, **more}
-            if more:
-                subprocess.run([str(control), "-d"], env=environment, check=True, timeout=20)
-            try:
-                path = Path(folder) / f"{name}.json"
-                command = [sys.executable, "-m", "bench.handle", "--json", str(path)]
-                subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL, timeout=90)
-                for found in json.loads(path.read_text())["rows"]:
-                    rows.append([f"handle {name}, batch {found['batch']}: a draft on the engine's stream, us", found["stream us"], must])
-            finally:
-                if more:
-                    subprocess.run([str(control)], input=b"quit\n", env=environment, check=False, timeout=20)
+    with under_mps() as mps:
+        for name, must, environment in (("without MPS", "350", dict(os.environ)), ("with MPS", "60", mps)):
+            if environment is not None:
+                for batch, stream_us, *_ in measured_by("bench.handle", [], environment):
+                    rows.append([f"handle {name}, batch {batch}: a draft on the engine's stream, us", stream_us, must])
     return rows
+
+
+def mps() -> list[Row]:
+    """The step beside refreshes under MPS, and what the deaths of an engine and of the service do to the others there."""
+    with under_mps() as environment:
+        if environment is None:
+            return []
+        rows = measured_by("bench.sharing", ["--only", "refresh"], environment)
+    found: list[Row] = [[f"with MPS: {what}", value, must] for what, value, must in rows]
+    for victim in ("engine", "service"):
+        for busy in (False, True):
+            with under_mps() as environment:
+                assert environment is not None
+                found.append(death(victim, busy, environment))
+    return found
+
+
+def death(victim: str, busy: bool, environment: dict[str, str]) -> Row:
+    """Kills an engine or the service, in the middle of its GPU work or while it has none; what becomes of the others."""
+    flags = (*SMALL, "--lease-ms", "3000", "--refresh-interval-ms", "2")
+    with patch.dict(os.environ, environment), PrivateService(flags, http=False) as service:
+        measured.fill(service.endpoint, workload.make(100_000, 1).documents)
+        # Without tokens that come in the service has nothing to do.
+        quiet = () if busy else ("--quiet",)
+        engines = [engine(service.endpoint, "beside", "--seconds", "15", *quiet)]
+        if victim == "engine":
+            engines.append(engine(service.endpoint, "killed", "--seconds", "600", "--no-check", *quiet))
+        for process in engines:
+            assert process.stderr is not None
+            if not any("attached" in line for line in process.stderr):
+                raise SystemExit("an engine under MPS did not attach")
+        time.sleep(2)
+        send = service.signal if victim == "service" else engines[-1].send_signal
+        if not busy:
+            send(signal.SIGSTOP)
+            time.sleep(0.5)
+        send(signal.SIGKILL)
+        out, err = engines[0].communicate(timeout=60)
+        if engines[0].returncode == 0:
+            fate = f"decodes on, {json.loads(out.splitlines()[-1])['differ']} drafts differ"
+        else:
+            fate = f"ends: {next((line for line in reversed(err.splitlines()) if 'rror' in line), 'no error')[:80]}"
+        if victim == "engine":
+            time.sleep(3)
+            code = service.exit_code
+            fate += "; the service goes on" if code is None else f"; the service ends with {code}"
+    return [
+        f"with MPS: {victim} killed {'in the middle of its GPU work' if busy else 'while it has no GPU work'}: the other engine",
+        fate,
+        "-",
+    ]
 
 
 def main() -> None:
@@ -385,7 +449,7 @@ def main() -> None:
     options.add_argument("--seconds", type=float, default=150, help="how long the four engines replay")
     options.add_argument("--kills", type=int, default=10, help="how often each is killed")
     options.add_argument("--cycles", type=int, default=100, help="attachments for the memory's sake")
-    options.add_argument("--only", nargs="*", default=["cost", "refresh", "visibility", "memory", "handle", "replays"])
+    options.add_argument("--only", nargs="*", default=["cost", "refresh", "visibility", "memory", "handle", "mps", "replays"])
     arguments = options.parse_args()
     rows: list[Row] = []
     parts: dict[str, Callable[[str], list[Row]]] = {
@@ -401,6 +465,8 @@ def main() -> None:
                     rows += parts[name](service.endpoint)
     if "handle" in arguments.only:
         rows += handle()
+    if "mps" in arguments.only:
+        rows += mps()
     if "replays" in arguments.only:
         rows += replays(arguments.seconds, arguments.kills)
     report("Sharing an index on a GPU", ["what", "measured", "must"], rows, arguments.json, [torch.cuda.get_device_name()])

@@ -51,6 +51,12 @@ class PrivateService:
         found = re.findall(r"http://\S+", self.log())
         return found[-1] if found else ""
 
+    @property
+    def exit_code(self) -> int | None:
+        """What the process has ended with; None while it runs."""
+        assert self._process is not None
+        return self._process.poll()
+
     def log(self) -> str:
         """What the running process has written to standard error."""
         return self._log_path.read_text(errors="replace") if self._log_path.exists() else ""
