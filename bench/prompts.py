@@ -53,6 +53,11 @@ def prompts(count: int, first: int = 0) -> list[str]:
     return [_prompt(number) for number in range(first, first + count)]
 
 
+def templates(count: int, first: int = 0) -> list[str]:
+    """As `prompts`, without questions: what is made from templates only."""
+    return [_prompt(2 * number) for number in range(first, first + count)]
+
+
 @cache
 def questions() -> list[str]:
     """First turns of Spec-Bench's multi-turn questions."""

@@ -22,12 +22,14 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.machine import parser, report
-from bench.prompts import prompts
+from bench.prompts import prompts, templates
 from bench.vllm_worker import COUNTERS
 from draftd.server.replay.service import PrivateService
 
-PROMPTS = {1: 10, 16: 48, 64: 120}
-"""Prompts of a run, by batch size."""
+PROMPTS = {1: 6, 16: 32, 64: 88}
+"""Prompts of a run, by batch size; those of a round are all different."""
+LEARNED_FROM = 48
+"""Prompts that a round begins with, for a namespace to be in use when it is measured."""
 NONE, NGRAM, COLD, SERVED, TWICE = (
     "no speculation",
     "ngram_gpu",
@@ -104,9 +106,9 @@ class Fleet:
 
     def __init__(self, given: Any, logs: Path) -> None:
         self.given, self.logs = given, logs
-        kinds = ("cold", "served", *(VARIANTS if given.policies else ()))
-        rounds = [f"{kind}-{batch}-{number}" for kind in kinds for batch in given.batch for number in range(given.rounds)]
-        self.namespaces = ["warm", "exact-cold", "exact-served", "kills", *rounds]
+        shared = [f"{name}-{number}" for name in ("B", *(VARIANTS if given.policies else ())) for number in range(given.rounds)]
+        cold = [f"cold-{batch}-{number}" for batch in given.batch for number in range(given.rounds)]
+        self.namespaces = [*shared, "exact-cold", "exact-served", "kills", *cold]
         self.service = PrivateService(["--device", given.device, "--device-memory", "4096", "--quota-tokens", str(1 << 18)])
         self.replicas: dict[str, Replica] = {}
 
@@ -120,13 +122,17 @@ class Fleet:
         if shared:
             environment |= {
                 "VLLM_PLUGINS": "draftd", "DRAFTD_ENDPOINT": self.service.endpoint, "DRAFTD_VLLM_ENGINE": name,
-                "DRAFTD_VLLM_NAMESPACE": "warm", "DRAFTD_VLLM_NAMESPACES": ",".join(self.namespaces[1:]), "DRAFTD_VLLM_ATTACH_S": "120",
+                "DRAFTD_VLLM_NAMESPACE": "warm", "DRAFTD_VLLM_NAMESPACES": self._namespaces_of(name), "DRAFTD_VLLM_ATTACH_S": "120",
                 "DRAFTD_VLLM_GRAPHS": "1" if self.given.graphs else "0", "DRAFTD_VLLM_POLICY": policy,
             }  # fmt: skip
         if invariant:
             environment["VLLM_BATCH_INVARIANT"] = "1"
         self.replicas[name] = Replica(name, settings, environment, self.logs)
         return self.replicas[name]
+
+    def _namespaces_of(self, name: str) -> str:
+        """An engine learns in the first of its namespaces only."""
+        return ",".join(sorted(self.namespaces, key=lambda namespace: not namespace.startswith(f"{name}-")))
 
     def count(self, metric: str) -> float:
         """Sum of a metric of the service over its labels; 0 while the service is away."""
@@ -215,11 +221,17 @@ def measure(fleet: Fleet, table: Table) -> list[str]:
     for replica in replicas.values():
         for _ in given.batch:
             replica.answer()
+    variants = VARIANTS if given.policies else {}
     for number in range(given.rounds):
+        for name in ("B", *variants):
+            texts = templates(LEARNED_FROM, 5_000 + LEARNED_FROM * number)
+            for who in ("A", name):
+                replicas[who].run(texts, max(given.batch), namespace=f"{name}-{number}")
+                time.sleep(VISIBLE_S)
         for batch in given.batch:
             texts = prompts(PROMPTS.get(batch, 2 * batch), first)
             first += len(texts)
-            cold, served = f"cold-{batch}-{number}", f"served-{batch}-{number}"
+            cold, served = f"cold-{batch}-{number}", f"B-{number}"
             plain = replicas["none"].run(texts, batch)
             table.add(NONE, batch, plain, plain["outputs"])
             table.add(NGRAM, batch, replicas["ngram"].run(texts, batch), plain["outputs"])
@@ -232,10 +244,10 @@ def measure(fleet: Fleet, table: Table) -> list[str]:
             apart.append((answer["counters"][COUNTERS[2]], fleet.count("draftd_num_accepted_tokens_total") - before))
             table.add(SERVED, batch, answer, plain["outputs"])
             table.add(TWICE, batch, replicas["B"].run(texts, batch, namespace=served), plain["outputs"])
-            for name, (kind, _, _) in VARIANTS.items() if given.policies else ():
-                replicas["A"].run(texts, batch, namespace=f"{name}-{batch}-{number}")
+            for name, (kind, _, _) in variants.items():
+                replicas["A"].run(texts, batch, namespace=f"{name}-{number}")
                 time.sleep(VISIBLE_S)
-                table.add(kind, batch, replicas[name].run(texts, batch, namespace=f"{name}-{batch}-{number}"), plain["outputs"])
+                table.add(kind, batch, replicas[name].run(texts, batch, namespace=f"{name}-{number}"), plain["outputs"])
             print(f"round {number} batch {batch} done", file=sys.stderr, flush=True)
     theirs, ours = (sum(column) for column in zip(*apart, strict=True))
     note = f"accepted tokens, {SERVED}: {theirs:.0f} by vLLM, {ours:.0f} by draftd"

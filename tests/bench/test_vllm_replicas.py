@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.prompts import KINDS, prompts, questions
+from bench.prompts import KINDS, prompts, questions, templates
 from bench.vllm_replicas import ADAPTIVE, ADAPTIVE_TREE, COLD, NGRAM, NONE, SERVED, TREE, Table, _first_difference
 from bench.vllm_worker import COUNTERS
 
@@ -16,6 +16,7 @@ def test_prompts_are_the_same_each_time_and_different_within_a_run() -> None:
     assert all(len(set(made[first : first + 126])) == 126 for first in range(0, 474, 79))
     assert len(set(made[::2])) == 300
     assert set(made[1::2]) == set(questions())
+    assert templates(5, 50) == made[100:110:2]
     assert all(len(text) > 300 for text in made[: 2 * len(KINDS) : 2])
 
 
