@@ -165,6 +165,7 @@ class Table:
     def __init__(self) -> None:
         self.speeds: dict[tuple[str, int], list[float]] = {}
         self.accepted: dict[tuple[str, int], list[float]] = {}
+        self.step_ms: dict[tuple[str, int], list[float]] = {}
         self.same: dict[tuple[str, int], list[float]] = {}
 
     def add(self, kind: str, batch: int, answer: dict[str, Any], plain: list[list[int]]) -> None:
@@ -172,6 +173,7 @@ class Table:
         outputs = answer["outputs"]
         key = (kind, batch)
         self.speeds.setdefault(key, []).append(sum(map(len, outputs)) / answer["seconds"])
+        self.step_ms.setdefault(key, []).append(answer["step_ms"])
         drafts, _, accepted = (answer["counters"][name] for name in COUNTERS)
         self.accepted.setdefault(key, []).append(1 + accepted / drafts if drafts else 1.0)
         self.same.setdefault(key, []).append(sum(a == b for a, b in zip(outputs, plain, strict=True)) / len(plain))
@@ -188,9 +190,8 @@ class Table:
             spread = (max(speeds) - min(speeds)) / speed
             on_none, on_ngram = (speed / self.speed(other, batch) if (other, batch) in self.speeds else "-" for other in (NONE, NGRAM))
             same = statistics.mean(self.same[kind, batch])
-            made.append(
-                (kind, batch, speed, f"{spread:.0%}", on_none, on_ngram, statistics.median(self.accepted[kind, batch]), f"{same:.0%}")
-            )
+            accepted, step_ms = (statistics.median(of[kind, batch]) for of in (self.accepted, self.step_ms))
+            made.append((kind, batch, speed, f"{spread:.0%}", on_none, on_ngram, accepted, step_ms, f"{same:.0%}"))
         return made
 
     def missed(self) -> list[str]:
@@ -373,7 +374,7 @@ def _run(fleet: Fleet, table: Table) -> int:
             break
         print("\n".join(notes), file=sys.stderr, flush=True)
     missed = [*table.missed(), *(note for note in notes if note.startswith("MISSED"))]
-    columns = ("drafts", "batch", "tokens/s", "spread", "x none", "x ngram_gpu", "tokens a step", "as without")
+    columns = ("drafts", "batch", "tokens/s", "spread", "x none", "x ngram_gpu", "tokens a step", "ms a step", "as without")
     title = f"Two vLLM replicas and one draftd: {Path(given.model).name}, k = {given.k}, greedy, 256 tokens"
     report(title, columns, table.rows(), given.json, [*notes, *(f"missed: {what}" for what in table.missed())])
     return int(bool(missed))

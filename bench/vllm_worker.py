@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import statistics
 import sys
 import time
 from collections import deque
@@ -59,20 +60,24 @@ def serve(llm: Any, command: dict[str, Any], numbers: Any) -> dict[str, Any]:
     """Answers prompts, `batch` of them at any time.
 
     Returns:
-        Seconds, the output tokens of each prompt, the gap of the two likeliest tokens at each where that was asked for, and how much vLLM's
-        counters have grown.
+        Seconds, the median of a step's milliseconds, the output tokens of each prompt, the gap of the two likeliest tokens at each where
+        that was asked for, and how much vLLM's counters have grown.
     """
     from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
 
     extra = dict(command["extra_args"]) or None
     params = SamplingParams(
-        temperature=0.0, max_tokens=command["max_tokens"], detokenize=False, extra_args=extra, logprobs=2 if command["gaps"] else None
-    )
+        temperature=0.0, max_tokens=command["max_tokens"], detokenize=False, extra_args=extra, logprobs=2 if command["gaps"] else None,
+        # As vLLM's own `generate` has it: outputs are not copied each step.
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )  # fmt: skip
     engine, tokenizer = llm.llm_engine, llm.get_tokenizer()
     waiting = deque(enumerate(_tokens(tokenizer, text) for text in command["prompts"]))
     outputs: list[list[int]] = [[] for _ in waiting]
     gaps: list[list[float]] = [[] for _ in waiting]
     places: dict[str, int] = {}
+    steps_ms: list[float] = []
     before = counters(llm)
     began = time.perf_counter()
     while waiting or places:
@@ -81,7 +86,10 @@ def serve(llm: Any, command: dict[str, Any], numbers: Any) -> dict[str, Any]:
             name = f"{next(numbers)}"
             engine.add_request(name, {"prompt_token_ids": tokens}, params)
             places[name] = place
-        for output in engine.step():
+        step_began = time.perf_counter()
+        finished = engine.step()
+        steps_ms.append(1000 * (time.perf_counter() - step_began))
+        for output in finished:
             if output.finished:
                 place = places.pop(output.request_id)
                 outputs[place] = list(output.outputs[0].token_ids)
@@ -89,7 +97,7 @@ def serve(llm: Any, command: dict[str, Any], numbers: Any) -> dict[str, Any]:
                     gaps[place] = [_gap(step) for step in output.outputs[0].logprobs]
     seconds = time.perf_counter() - began
     grown = {name: value - before[name] for name, value in counters(llm).items()}
-    return {"seconds": seconds, "outputs": outputs, "gaps": gaps, "counters": grown}
+    return {"seconds": seconds, "step_ms": statistics.median(steps_ms), "outputs": outputs, "gaps": gaps, "counters": grown}
 
 
 def counters(llm: Any) -> dict[str, int]:

@@ -21,7 +21,7 @@ def test_prompts_are_the_same_each_time_and_different_within_a_run() -> None:
 
 
 def answer(seconds: float, outputs: list[list[int]], accepted: int = 0) -> dict[str, Any]:
-    return {"seconds": seconds, "outputs": outputs, "counters": dict(zip(COUNTERS, (10, 80, accepted), strict=True))}
+    return {"seconds": seconds, "step_ms": 2.5, "outputs": outputs, "counters": dict(zip(COUNTERS, (10, 80, accepted), strict=True))}
 
 
 def table(cold: float, served: float) -> Table:
@@ -53,8 +53,8 @@ def test_rules_are_compared_where_both_were_measured() -> None:
 def test_rows_show_speed_gains_and_agreement() -> None:
     made = table(1.0, 3.0)
     made.add(SERVED, 16, answer(50.0, [[1] * 100, [3]]), [[1] * 100, [2] * 50])
-    kind, batch, speed, _, on_none, on_ngram, accepted, same = made.rows()[3]
-    assert (kind, batch, speed, on_ngram, accepted, same) == (SERVED, 16, 450.0, 3.0, 5.0, "88%")
+    kind, batch, speed, _, on_none, on_ngram, accepted, step_ms, same = made.rows()[3]
+    assert (kind, batch, speed, on_ngram, accepted, step_ms, same) == (SERVED, 16, 450.0, 3.0, 5.0, 2.5, "88%")
     assert on_none == 4.5
 
 
