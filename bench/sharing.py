@@ -366,6 +366,9 @@ def under_mps() -> Iterator[dict[str, str] | None]:
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
         subprocess.run([control, "-d"], env=environment, check=True, timeout=20)
+        if "CUDA_VISIBLE_DEVICES" in environment:
+            # The daemon has numbered its own anew.
+            environment["CUDA_VISIBLE_DEVICES"] = "0"
         try:
             yield environment
         finally:
