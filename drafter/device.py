@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import triton
 
+from draftd.drafter import compiling
 from draftd.drafter.device_matching import EARLY, PROGRAMS_MAX, Launch, RowMatching
 from draftd.drafter.drafts import Drafts
 from draftd.drafter.ops.draft.gpu import draft_chains
@@ -131,12 +132,13 @@ class DeviceDrafter:
         batch, k = out.tokens.shape
         if batch == 0:
             return
-        launch = matching.run(tokens, lengths, rows, namespaces)
-        draft_chains[(batch, launch.programs)](
+        spread = matching.run(tokens, lengths, rows, namespaces)
+        compiling.launch(
+            draft_chains, (batch, spread.programs),
             matching.arena, matching.headers, matching.pins, tokens, *matching.found, self._best_keys, self._finished,
             self._chain_tokens, self._chain_probs, self._chain_words, self._scratch, self._caps, params.max_depth, k, self._min_prob,
             out.tokens, out.probabilities, out.counts, out.source, out.match_length, out.occurrences, out.version,
             USE_LOCAL=params.use_local, USE_CORPUS=matching.use_corpus, PINNED=matching.pinned, LENGTHS=self._lengths, K=self._k,
-            PROGRAMS=launch.programs, SLOTS=launch.slots, BLOCK=launch.hits, ROOM=_HITS_KEPT, num_warps=1, enable_fp_fusion=False,
-            maxnreg=launch.chain_registers, **EARLY,
+            PROGRAMS=spread.programs, SLOTS=spread.slots, BLOCK=spread.hits, ROOM=_HITS_KEPT, num_warps=1, enable_fp_fusion=False,
+            maxnreg=spread.chain_registers, **EARLY,
         )  # fmt: skip

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 import triton
 
+from draftd.drafter import compiling
 from draftd.drafter.device import DeviceDrafts
 from draftd.drafter.device_matching import EARLY, Launch, RowMatching
 from draftd.drafter.drafts import Drafts
@@ -132,7 +133,8 @@ class DeviceCalibrated:
             return
         matching.run(tokens, lengths, rows, namespaces)
         taught = lessons or self._no_lessons
-        draft_calibrated[(batch,)](
+        compiling.launch(
+            draft_calibrated, (batch,),
             matching.arena, matching.headers, matching.pins, tokens, *matching.found, self._prior, self._work, self._places,
             k, self.params.tau, *self._searches,
             out.tokens, out.probabilities, out.counts, out.source, out.match_length, out.occurrences, out.version,

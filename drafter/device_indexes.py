@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import get_args
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from draftd.drafter import compiling
 from draftd.drafter.corpus_config import CorpusConfig
 from draftd.drafter.cuda_memory import CudaError, device_uuid
 from draftd.drafter.device import DeviceDrafts
@@ -257,12 +258,14 @@ class DeviceIndexes:
 
     def warm_up(self, name: str, row: NDArray[np.int32]) -> None:
         """See Indexes. A kernel for each way in which a batch is spread, for the usual parameters; others are compiled when asked for."""
-        for policy in get_args(Policy):
-            params = DraftParams(max_depth=self._config.depth, policy=policy)
-            for batch in (1, 128, 256, 512) if self.memory.on_gpu else (1,):
-                self.draft([row] * batch, [name] * batch, params)
-            if self.memory.on_gpu:
-                self.draft([np.tile(row, LONG_ROW_TOKENS // len(row) + 1)], [name], params)
+        for context in (compiling.together(), nullcontext()):
+            with context:
+                for policy in get_args(Policy):
+                    params = DraftParams(max_depth=self._config.depth, policy=policy)
+                    for batch in (1, 128, 256, 512) if self.memory.on_gpu else (1,):
+                        self.draft([row] * batch, [name] * batch, params)
+                    if self.memory.on_gpu:
+                        self.draft([np.tile(row, LONG_ROW_TOKENS // len(row) + 1)], [name], params)
 
 
 def _checked(name: str) -> torch.device:

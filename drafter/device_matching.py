@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from draftd.drafter import compiling
 from draftd.drafter.device_layout import LOCUS_LENGTHS, MAX_ROW_TOKENS, ROW_RECORD_WORDS, SEGMENTS
 from draftd.drafter.ops.search.gpu import match_rows
 from draftd.drafter.ops.warp import INTERPRETED
@@ -133,7 +134,8 @@ class RowMatching:
         parts = launch.parts if params.use_local else 0
         tasks = (SEGMENTS * groups if self.use_corpus else 0) + parts
         if tasks:
-            match_rows[(batch, tasks)](
+            compiling.launch(
+                match_rows, (batch, tasks),
                 self.arena, self.headers, self.headers.shape[0], self._control, self.pins,
                 tokens, tokens.stride(0), tokens.shape[0], tokens.shape[1], lengths, rows, namespaces, *self.found, self._max_depth, parts,
                 groups,

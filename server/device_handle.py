@@ -16,7 +16,7 @@ import torch
 from cuda.bindings import driver  # type: ignore[import-not-found,unused-ignore]
 from numpy.typing import NDArray
 
-from draftd.drafter import cuda_memory
+from draftd.drafter import compiling, cuda_memory
 from draftd.drafter.cuda_memory import AddressRange, CudaError, Physical
 from draftd.drafter.device import DeviceDrafts
 from draftd.drafter.device_indexes import DeviceIndexes
@@ -234,6 +234,9 @@ class DeviceTensors:
         )
         torch.cuda.current_stream(self._sharing.device).synchronize()
         with torch.cuda.stream(self._stream):
+            with compiling.together():
+                for size in sizes:
+                    self._drafter.propose(self._tokens, self._lengths, self._rows[:size], self.namespaces, self._drafts.first(size))
             for size in sizes:
                 arguments = (self._tokens, self._lengths, self._rows[:size], self.namespaces, self._drafts.first(size))
                 self._drafter.propose(*arguments)

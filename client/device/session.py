@@ -21,6 +21,7 @@ from draftd.client.credentials import Credentials
 from draftd.client.device.carrier import Carrier
 from draftd.client.device.memory import MappedMemory, Received
 from draftd.client.drafter import Drafter
+from draftd.drafter import compiling
 from draftd.drafter.cuda_memory import device_uuid
 from draftd.drafter.device import DeviceDrafts
 from draftd.drafter.device_layout import PIN_MAPPED
@@ -301,7 +302,9 @@ class DeviceSession:
 
     def _warm_up(self, max_batch: int) -> None:
         """Compiles the kernels for every batch size, so that no step waits for a compiler."""
-        for batch in sorted({1, *(size for size in (65, 193, 385) if size <= max_batch), max_batch}):
-            nowhere = torch.full((batch,), -1, dtype=torch.int32, device=self.device)
-            self.propose(nowhere)
+        for context in (compiling.together(), nullcontext()):
+            with context:
+                for batch in sorted({1, *(size for size in (65, 193, 385) if size <= max_batch), max_batch}):
+                    nowhere = torch.full((batch,), -1, dtype=torch.int32, device=self.device)
+                    self.propose(nowhere)
         torch.cuda.current_stream(self.device).synchronize()
