@@ -166,7 +166,9 @@ class Carrier:
                 if row in self._waiting and generation == int(self._newest[row]) & _GENERATIONS:
                     # Whatever came before it has been told.
                     self._finish(row)
-        known = np.flatnonzero(rows >= 0)
+        # A row that an engine names twice counts once.
+        known = np.unique(rows, return_index=True)[1]
+        known = np.sort(known[rows[known] >= 0])
         of = rows[known]
         known = known[(generations[known] == self._generations[of] & _GENERATIONS) & (before[known] == self._held[of])]
         grown = known[new[known] > 0]

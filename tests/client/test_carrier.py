@@ -92,6 +92,14 @@ def test_rows_that_there_are_not_are_passed_over() -> None:
     assert engine.told.tokens == {1: [320]}
 
 
+def test_a_row_that_is_named_twice_is_told_once() -> None:
+    engine = Engine()
+    engine.lengths += torch.tensor([2, 1, 0])
+    engine.step([1, 0, 1])
+    assert engine.told.tokens == {0: [10, 11], 1: [320]}
+    assert engine.told.drafts == [([1, 0], [0, 0])]
+
+
 def test_request_ends_when_its_last_tokens_have_come() -> None:
     engine = Engine()
     engine.carrier.finish(0, 13, False)
