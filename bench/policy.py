@@ -182,12 +182,21 @@ def at_drafted(curve: Sequence[Outcome], drafted: float) -> float:
     return float(np.interp(drafted, [p[0] for p in points], [p[1] for p in points]))
 
 
+def _with_groups(curve: Sequence[Outcome], drafted: float) -> tuple[float | None, float | None]:
+    """tokens/step where the curve drafts that much, and what a request costs in its middle, µs; None without groups."""
+    if not curve:
+        return None, None
+    middle = curve[len(curve) // 2]
+    return at_drafted(curve, drafted), middle.propose_us / middle.steps
+
+
 def main() -> int:
     """Prints the table; 1 if it has no more tokens/step than the peer somewhere, or predicts wrongly on a large trace."""
     arguments = parser(__doc__)
     arguments.add_argument("--traces", type=Path, metavar="DIR", help="folder of *.jsonl.gz; default: the samples")
     arguments.add_argument("--only", action="append", default=[], metavar="NAME", help="only traces of this name")
     arguments.add_argument("--blank", action="store_true", help="start without what was learned on other traces")
+    arguments.add_argument("--groups", action="store_true", help="also with the traces' groups: sessions of one prompt")
     given = arguments.parse_args()
     start = policy.blank_calibration().tobytes() if given.blank else b""
     rows: list[tuple[object, ...]] = []
@@ -203,19 +212,24 @@ def main() -> int:
         if middle.tokens >= LARGE_TOKENS and off > MOST_OFF:
             missed.append(f"{name}: predictions")
         cost = middle.propose_us / middle.steps
+        grouped = [Replay(sessions, DraftParams(k=K, tau=tau), start, groups=True).run() for tau in TAUS] if given.groups else []
         for factor in FACTORS:
             peer = peers.arctic("replay", trace, K, DEPTH, factor, PROBABILITY, CONCURRENCY)
             if peer is None:
                 continue
             ours, theirs = at_drafted(chains, peer["drafted_per_step"]), peer["tokens_per_step"]
-            rows.append((f"{name}, factor {factor:g}", peer["drafted_per_step"], ours, theirs, ours / theirs, off, cost))
+            drafted = peer["drafted_per_step"]
+            rows.append((f"{name}, factor {factor:g}", drafted, ours, theirs, ours / theirs, off, cost, *_with_groups(grouped, drafted)))
             if ours <= theirs:
                 missed.append(f"{name} at factor {factor:g}")
         trees = [Replay(sessions, DraftParams(k=K, tau=tau, branches=policy.CANDIDATES), start).run() for tau in TREE_TAUS]
         cost = trees[-1].propose_us / trees[-1].steps
         for drafted in TREE_DRAFTED:
-            rows.append((f"{name}, trees", drafted, at_drafted(trees, drafted), None, None, None, cost))
-    columns = ("trace", "drafted/step", "tokens/step", "arctic tokens/step", "of arctic", "largest decile error", "µs a request")
+            rows.append((f"{name}, trees", drafted, at_drafted(trees, drafted), None, None, None, cost, None, None))
+    columns = (
+        "trace", "drafted/step", "tokens/step", "arctic tokens/step", "of arctic", "largest decile error", "µs a request",
+        "tokens/step with groups", "µs a request with groups",
+    )  # fmt: skip
     notes = [f"missed: {', '.join(missed)}"] if missed else []
     if peers.arctic_python() is None:
         notes.append(peers.MISSING)
