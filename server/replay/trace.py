@@ -107,10 +107,10 @@ def _session(line: bytes, where: str) -> Session:
     turns = [_turn(turn, f"{where}: turns[{i}]") for i, turn in enumerate(record["turns"])]
     if not turns:
         raise TraceError(f"{where}: turns is empty")
-    group = str(record.get("group", ""))
+    group = "" if record.get("group") is None else str(record["group"])
     try:
         check_group(group)
-    except InvalidArgument as error:
+    except (InvalidArgument, UnicodeEncodeError) as error:
         raise TraceError(f"{where}: {error}") from None
     return Session(str(record.get("id", "")), tuple(turns), group)
 
