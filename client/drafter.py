@@ -144,7 +144,8 @@ class Drafter:
             private: Draft from the request's own tokens only, in this process; the service never sees it.
             prompt_length: Leading tokens that are the prompt and are never kept; None: all of them.
             group: A label of at most 128 bytes that requests have in common which sample one prompt: they draft from one another's outputs
-                before all else. Empty: none. Without effect on private requests, over `handle`, on a GPU and by the rule `tree`.
+                too. Empty: none. A request that was preempted stays in its group. Without effect on private requests, over `handle`, on a
+                GPU and by the rule `tree`.
         """
         self._guard(lambda: self._start(row, tokens, document_id or uuid.uuid4().hex, namespace, private, prompt_length, group), None)
 

@@ -131,7 +131,8 @@ class MappedTransport:
         """Publishes what the engine committed to several requests: tokens int32 [n, w], of which counts[i] count, int64 [n]."""
         if len(self._groups):
             for i, request in enumerate(requests):
-                self._groups.append(request, tokens[i, : counts[i]])
+                if request.group:
+                    self._groups.append(request, tokens[i, : counts[i]])
         slots = np.array([self._slots.get(request, -1) for request in requests])
         held = slots >= 0
         if not held.all():

@@ -63,10 +63,12 @@ def draft_calibrated(
     k = out_tokens.shape[1]
     own = make_tally(longest_row + k + 1)
     corpus = make_tally(2 * LEAD_SAMPLES)
-    most = np.int64(0)
-    for r in range(len(places)):
-        most = max(most, group_tokens(members, places[r]))
-    group = make_tally(most)
+    group = corpus
+    if len(places) > 0:
+        most = np.int64(0)
+        for r in range(len(places)):
+            most = max(most, group_tokens(members, places[r]))
+        group = make_tally(most)
     statistics = np.zeros((SOURCES, LEVELS, COLUMNS), np.int64)
     tops = np.zeros(SOURCES, np.int64)
     scratch = np.empty((MAX_VOTES, SCRATCH_COLUMNS), np.float64)

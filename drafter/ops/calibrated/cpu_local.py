@@ -20,7 +20,7 @@ _BLOCK = 64
 _PART = 16
 
 
-@kernel
+@kernel(inline="always")
 def _follow(text: Any, stop: int, after: int, tail: Any, end: int, when: int, tally: Any) -> int:
     """Notes what followed the tail in text[:stop], and answers the longest level that matches; -1 if none does.
 

@@ -118,16 +118,17 @@ def _count(statistics: Any, tally: Any, lowest: int, level: int, token: int) -> 
     return count_at(tally, token, level) if level >= lowest else np.int64(0)
 
 
-@kernel
-def _best(estimates: Any) -> float:
+@kernel(inline="always")
+def _best(scratch: Any, place: int) -> float:
     """The best estimate of a token over all sources."""
-    return max(max(estimates[0], estimates[1]), estimates[2])
+    return max(max(scratch[place, 0], scratch[place, 1]), scratch[place, 2])
 
 
-@kernel
-def _second(estimates: Any) -> float:
+@kernel(inline="always")
+def _second(scratch: Any, place: int) -> float:
     """The best one of the sources but for that of the best."""
-    return max(min(estimates[0], estimates[1]), min(max(estimates[0], estimates[1]), estimates[2]))
+    low, high = min(scratch[place, 0], scratch[place, 1]), max(scratch[place, 0], scratch[place, 1])
+    return max(low, min(high, scratch[place, 2]))
 
 
 @kernel
@@ -179,7 +180,8 @@ def mix(
                 while place < voted and scratch[place, _TOKEN] != token:
                     place += 1
                 if place == voted:
-                    scratch[place, :] = 0.0
+                    for column in range(_TOKEN):
+                        scratch[place, column] = 0.0
                     scratch[place, _TOKEN] = token
                     voted += 1
                 scratch[place, source] = max(scratch[place, source], estimate)
@@ -193,17 +195,17 @@ def mix(
     for rank in range(kept):
         best = rank
         for place in range(rank + 1, voted):
-            q, most = _best(scratch[place]), _best(scratch[best])
+            q, most = _best(scratch, place), _best(scratch, best)
             if q > most or (q == most and scratch[place, _TOTAL] > scratch[best, _TOTAL]):
                 best = place
         for column in range(SCRATCH_COLUMNS):
             scratch[rank, column], scratch[best, column] = scratch[best, column], scratch[rank, column]
     for rank in range(kept):
         token = np.int64(scratch[rank, _TOKEN])
-        first = _best(scratch[rank])
-        second = _second(scratch[rank])
+        first = _best(scratch, rank)
+        second = _second(scratch, rank)
         other = 1 if rank == 0 else 0
-        rival = _best(scratch[other]) if kept > 1 else 0.0
+        rival = _best(scratch, other) if kept > 1 else 0.0
         total = scratch[rank, _TOTAL]
         blended = ESCAPE_FLOOR
         for level in range(max(0, longest - 1), longest + 1):
