@@ -143,13 +143,12 @@ def test_the_last_tokens_of_all_others_whatever_comes_in_between(seed: int, long
         for i, key in enumerate(flying):
             others = [text for other, (group, text) in told.items() if group == told[key][0] and other != key]
             assert last_tokens(outputs(texts, i)) == last_tokens(others)
-        held = sum(outputs_held(groups))
-        assert held <= GROUP_TOKENS * (len(flying) + 2)
-
-
-def outputs_held(groups: Groups) -> list[int]:
-    """Tokens held of each request."""
-    return [member.length for group in groups._groups.values() for member in group.members]
+        for of in groups._groups.values():
+            room = {True: 0, False: 0}
+            for member in of.members:
+                room[member.in_flight] += len(member._tokens)
+            assert room[True] <= (2 * GROUP_TOKENS + 256) * of.in_flight
+            assert room[False] <= 2 * GROUP_TOKENS
 
 
 def test_labels_have_a_limit() -> None:
