@@ -23,6 +23,7 @@ from draftd.drafter.corpus import Corpus
 from draftd.drafter.corpus_config import CorpusConfig
 from draftd.drafter.documents import LEAD_TOKENS
 from draftd.drafter.drafts import Drafts
+from draftd.drafter.groups import NO_GROUPS, Groups
 from draftd.drafter.keeper import KeptNamespace
 from draftd.drafter.params import DraftParams
 from draftd.drafter.records import Decile, RowContext
@@ -72,7 +73,7 @@ class _Request:
     """A session's text, and how much of it is there already."""
 
     def __init__(self, number: int, session: Session) -> None:
-        self.number, self.turns = number, session.turns
+        self.number, self.turns, self.group = number, session.turns, session.group
         self.text = np.concatenate([part for turn in session.turns for part in (turn.input, turn.output)]).astype(np.int32)
         self.turn = -1
         self.length = self.start = self.end = 0
@@ -97,12 +98,14 @@ class Replay:
 
     Args:
         calibration: What it starts with, as Outcome has it; empty: what every namespace starts with.
+        groups: Sessions of one prompt are a group.
     """
 
-    def __init__(self, sessions: Sequence[Session], params: DraftParams, calibration: bytes = b"") -> None:
+    def __init__(self, sessions: Sequence[Session], params: DraftParams, calibration: bytes = b"", groups: bool = False) -> None:
         self._waiting = [_Request(i, s) for i, s in reversed(list(enumerate(sessions)))]
         self._params, self._start = params, calibration
         self._vocab = vocab_size_of(list(sessions))
+        self._groups = Groups() if groups else None
         self.outcome = Outcome()
 
     def run(self) -> Outcome:
@@ -115,7 +118,7 @@ class Replay:
                 while self._waiting or active:
                     while self._waiting and len(active) < CONCURRENCY:
                         request = self._waiting.pop()
-                        if request.next_turn():
+                        if self._next_turn(request):
                             active.append(request)
                     drafts = self._draft(corpus, active)
                     active = [request for i, request in enumerate(active) if self._commit(corpus, request, drafts, i)]
@@ -126,10 +129,18 @@ class Replay:
                 corpus.close()
         return self.outcome
 
+    def _next_turn(self, request: _Request) -> bool:
+        if not request.next_turn():
+            return False
+        if self._groups is not None and request.group:
+            self._groups.start(request, _NAMESPACE, request.group, request.text[:0])
+        return True
+
     def _draft(self, corpus: Corpus, active: Sequence[_Request]) -> Drafts:
         contexts = [RowContext(r.text[: r.length], _NAMESPACE, False) for r in active]
         started = time.thread_time()
-        drafts = corpus.draft_checked(contexts, self._params)
+        groups = self._groups.texts(active) if self._groups is not None else NO_GROUPS
+        drafts = corpus.draft_checked(contexts, self._params, groups)
         self.outcome.propose_us += 1e6 * (time.thread_time() - started)
         return drafts
 
@@ -152,13 +163,17 @@ class Replay:
             lessons.lesson.learn(lessons.places[i : i + 1], committed[None], np.array([len(committed)]))
         request.length += accepted + 1
         ended = request.length == request.end
+        if self._groups is not None:
+            self._groups.append(request, committed)
+            if ended:
+                self._groups.finish(request, discard=False)
         offset = request.length - request.start - len(committed)
         corpus.ingest(_NAMESPACE, f"{request.number}/{request.turn}", offset, committed, ended, lead=request.lead)
         outcome.steps += 1
         outcome.tokens += len(committed)
         outcome.drafted += count
         outcome.accepted += accepted
-        return not ended or request.next_turn()
+        return not ended or self._next_turn(request)
 
 
 def at_drafted(curve: Sequence[Outcome], drafted: float) -> float:
@@ -167,12 +182,21 @@ def at_drafted(curve: Sequence[Outcome], drafted: float) -> float:
     return float(np.interp(drafted, [p[0] for p in points], [p[1] for p in points]))
 
 
+def _with_groups(curve: Sequence[Outcome], drafted: float) -> tuple[float | None, float | None]:
+    """tokens/step where the curve drafts that much, and what a request costs in its middle, µs; None without groups."""
+    if not curve:
+        return None, None
+    middle = curve[len(curve) // 2]
+    return at_drafted(curve, drafted), middle.propose_us / middle.steps
+
+
 def main() -> int:
     """Prints the table; 1 if it has no more tokens/step than the peer somewhere, or predicts wrongly on a large trace."""
     arguments = parser(__doc__)
     arguments.add_argument("--traces", type=Path, metavar="DIR", help="folder of *.jsonl.gz; default: the samples")
     arguments.add_argument("--only", action="append", default=[], metavar="NAME", help="only traces of this name")
     arguments.add_argument("--blank", action="store_true", help="start without what was learned on other traces")
+    arguments.add_argument("--groups", action="store_true", help="also with the traces' groups: sessions of one prompt")
     given = arguments.parse_args()
     start = policy.blank_calibration().tobytes() if given.blank else b""
     rows: list[tuple[object, ...]] = []
@@ -188,19 +212,24 @@ def main() -> int:
         if middle.tokens >= LARGE_TOKENS and off > MOST_OFF:
             missed.append(f"{name}: predictions")
         cost = middle.propose_us / middle.steps
+        grouped = [Replay(sessions, DraftParams(k=K, tau=tau), start, groups=True).run() for tau in TAUS] if given.groups else []
         for factor in FACTORS:
             peer = peers.arctic("replay", trace, K, DEPTH, factor, PROBABILITY, CONCURRENCY)
             if peer is None:
                 continue
             ours, theirs = at_drafted(chains, peer["drafted_per_step"]), peer["tokens_per_step"]
-            rows.append((f"{name}, factor {factor:g}", peer["drafted_per_step"], ours, theirs, ours / theirs, off, cost))
+            drafted = peer["drafted_per_step"]
+            rows.append((f"{name}, factor {factor:g}", drafted, ours, theirs, ours / theirs, off, cost, *_with_groups(grouped, drafted)))
             if ours <= theirs:
                 missed.append(f"{name} at factor {factor:g}")
         trees = [Replay(sessions, DraftParams(k=K, tau=tau, branches=policy.CANDIDATES), start).run() for tau in TREE_TAUS]
         cost = trees[-1].propose_us / trees[-1].steps
         for drafted in TREE_DRAFTED:
-            rows.append((f"{name}, trees", drafted, at_drafted(trees, drafted), None, None, None, cost))
-    columns = ("trace", "drafted/step", "tokens/step", "arctic tokens/step", "of arctic", "largest decile error", "µs a request")
+            rows.append((f"{name}, trees", drafted, at_drafted(trees, drafted), None, None, None, cost, None, None))
+    columns = (
+        "trace", "drafted/step", "tokens/step", "arctic tokens/step", "of arctic", "largest decile error", "µs a request",
+        "tokens/step with groups", "µs a request with groups",
+    )  # fmt: skip
     notes = [f"missed: {', '.join(missed)}"] if missed else []
     if peers.arctic_python() is None:
         notes.append(peers.MISSING)

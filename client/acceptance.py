@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftd.client.rows import RowTable
-from draftd.drafter.drafts import SOURCE_CORPUS, SOURCE_LOCAL, Drafts, accepted_of, chains
+from draftd.drafter.drafts import SOURCE_CORPUS, SOURCE_GROUP, SOURCE_LOCAL, Drafts, accepted_of, chains
 from draftd.drafter.lessons import Lesson
 from draftd.drafter.stats import EngineStats
+
+_COUNTED = frozenset((SOURCE_LOCAL, SOURCE_CORPUS, SOURCE_GROUP))
 
 
 class PendingDrafts:
@@ -79,12 +81,11 @@ class PendingDrafts:
     def _count(self, settled: NDArray[np.int64]) -> None:
         """Counts drafts, int64 [n, 4]; see `_uncounted`."""
         k = len(self._positions)
-        for source in (SOURCE_LOCAL, SOURCE_CORPUS):
+        for source in _COUNTED.intersection(settled[:, 0].tolist()):
             _, drafted, accepted, _ = settled[settled[:, 0] == source].T
-            if len(drafted):
-                self._stats.drafted[source, :k] += (self._positions < drafted[:, None]).sum(axis=0)
-                self._stats.accepted[source, :k] += (self._positions < accepted[:, None]).sum(axis=0)
-                self._stats.acceptance_length[source, : k + 1] += np.bincount(accepted, minlength=k + 1)
+            self._stats.drafted[source, :k] += (self._positions < drafted[:, None]).sum(axis=0)
+            self._stats.accepted[source, :k] += (self._positions < accepted[:, None]).sum(axis=0)
+            self._stats.acceptance_length[source, : k + 1] += np.bincount(accepted, minlength=k + 1)
 
     def _learn(self, rows: NDArray[np.int64]) -> None:
         """Learns from what was committed after the last drafts of `rows`, int64 [n], also from those that drafted nothing."""

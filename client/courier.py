@@ -222,6 +222,7 @@ class Courier:
                 offset=parcel.start,
                 prompt_length=request.kept_from,
                 namespace=request.namespace,
+                group=request.group,
             )
             if self._call(lambda message=message: link.stub.Propose(message, timeout=_left(deadline)), [parcel]):  # type: ignore[misc]
                 self._acknowledge(link, parcel, row=True)

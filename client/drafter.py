@@ -129,6 +129,7 @@ class Drafter:
         private: bool = False,
         *,
         prompt_length: int | None = None,
+        group: str = "",
     ) -> None:
         """Begins a request, or goes on with one that was preempted.
 
@@ -142,8 +143,11 @@ class Drafter:
             namespace: One of the attachment's namespaces; None is its own.
             private: Draft from the request's own tokens only, in this process; the service never sees it.
             prompt_length: Leading tokens that are the prompt and are never kept; None: all of them.
+            group: A label of at most 128 bytes that requests have in common which sample one prompt: they draft from one another's outputs
+                too. Empty: none. A request that was preempted stays in its group. Without effect on private requests, over `handle`, on a
+                GPU and by the rule `tree`.
         """
-        self._guard(lambda: self._start(row, tokens, document_id or uuid.uuid4().hex, namespace, private, prompt_length), None)
+        self._guard(lambda: self._start(row, tokens, document_id or uuid.uuid4().hex, namespace, private, prompt_length, group), None)
 
     def propose(self, rows: ArrayLike, params: DraftParams | None = None) -> Drafts:
         """Drafts for some rows; empty for those, or all, that nothing can be drafted for.
@@ -305,7 +309,7 @@ class Drafter:
         return otherwise
 
     def _start(
-        self, row: int, tokens: ArrayLike, document_id: str, namespace: str | None, private: bool, prompt_length: int | None
+        self, row: int, tokens: ArrayLike, document_id: str, namespace: str | None, private: bool, prompt_length: int | None, group: str
     ) -> None:
         table = self._table
         self._connection.adopt()
@@ -332,7 +336,7 @@ class Drafter:
         if name not in self._config.namespaces:
             raise InvalidArgument(f"namespace is {name!r}; the attachment's are {', '.join(self._config.namespaces)}", "namespace")
         length = len(checked) if prompt_length is None else prompt_length
-        request = Request(document_id, name, private, length)
+        request = Request(document_id, name, private, length, group)
         table.check_request(request, checked)
         table.put(row, request, checked)
         if request.shared:
@@ -448,7 +452,7 @@ class Drafter:
         self._pending.end(row, length)
         self._finish(row, True)
         if length > request.prompt_length:
-            self._start(row, kept, request.document_id, request.namespace, request.private, request.prompt_length)
+            self._start(row, kept, request.document_id, request.namespace, request.private, request.prompt_length, request.group)
             self._finish(row, False)
 
     def _finish(self, row: int, discard: bool) -> None:

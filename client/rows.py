@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from draftd.drafter.errors import FailedPrecondition, InvalidArgument
+from draftd.drafter.groups import check_group
 from draftd.drafter.layout import MAX_DOCUMENT_ID_BYTES
 from draftd.drafter.rows import put_tokens
 
@@ -27,6 +28,7 @@ class Request:
         namespace: What it may draft from and is kept in.
         private: It drafts from its own tokens only, and the service never hears of it.
         prompt_length: Leading tokens that are the prompt.
+        group: What requests that sample the same prompt share; empty for none.
         kept_as: Id of the document that its output becomes part of at the service.
         kept_from: Tokens of the row before that document's first one.
         published: It is in a slot that the service reads; nothing needs to be sent.
@@ -41,6 +43,7 @@ class Request:
     namespace: str
     private: bool
     prompt_length: int
+    group: str = ""
     kept_as: str = ""
     kept_from: int = 0
     published: bool = False
@@ -154,6 +157,7 @@ class RowTable:
         """InvalidArgument if the request cannot start with these tokens."""
         if not 1 <= len(request.document_id.encode()) <= MAX_DOCUMENT_ID_BYTES:
             raise InvalidArgument(f"document_id must have 1 to {MAX_DOCUMENT_ID_BYTES} bytes", "document_id")
+        check_group(request.group)
         if not 0 <= request.prompt_length <= len(tokens):
             raise InvalidArgument(
                 f"prompt_length is {request.prompt_length}; it must be in [0, {len(tokens)}], the tokens given", "prompt_length"

@@ -22,6 +22,7 @@ from transformers import GenerationConfig, GenerationMixin, StoppingCriteriaList
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from draftd.client.drafter import Drafter
+from draftd.drafter.groups import MAX_GROUP_BYTES
 
 _log = logging.getLogger("draftd.client")
 
@@ -59,13 +60,13 @@ class Drafting:
         self.lock = threading.Lock()
         self._free = list(reversed(range(self.config.max_rows)))
 
-    def take(self, prompt: list[int], namespace: str | None, private: bool) -> int | None:
+    def take(self, prompt: list[int], namespace: str | None, private: bool, group: str) -> int | None:
         """A row that holds a prompt, or None if there is none for it."""
         with self.lock:
             if not self._free or len(prompt) > self.config.max_length:
                 return None
             row = self._free[-1]
-            self.drafter.start(row, prompt, namespace=namespace, private=private)
+            self.drafter.start(row, prompt, namespace=namespace, private=private, group=group)
             self.calls += 1
             return self._free.pop()
 
@@ -87,10 +88,11 @@ class Drafting:
 class _Call:
     """One call of `generate`: what it asked for, and the row that it has."""
 
-    def __init__(self, drafting: Drafting, namespace: str | None, private: bool, criteria: StoppingCriteriaList | None) -> None:
+    def __init__(self, drafting: Drafting, namespace: str | None, private: bool, group: str, criteria: StoppingCriteriaList | None) -> None:
         self.drafting = drafting
         self._namespace = namespace
         self._private = private
+        self._group = group
         self._criteria = criteria
         self._asked = False
         self._row: int | None = None
@@ -108,7 +110,7 @@ class _Call:
             criteria.append(StopStringCriteria(tokenizer=target_tokenizer, stop_strings=generation_config.stop_strings))
         self._asked = True
         self._length = input_ids.shape[1]
-        self._row = self.drafting.take(input_ids[0].tolist(), self._namespace, self._private)
+        self._row = self.drafting.take(input_ids[0].tolist(), self._namespace, self._private, self._group)
         if self._row is None:
             self.drafting.count_undrafted("all rows are taken, or the prompt is longer than the drafter's max_length")
         return Candidates(self, generation_config, criteria)
@@ -191,9 +193,9 @@ class Candidates(CandidateGenerator):  # type: ignore[misc] # transformers is no
 def drafting(model: Any, drafter: Drafter) -> Iterator[Drafting]:
     """While it is entered, `model.generate(...)` drafts from the service; only this model object is changed, and put back after.
 
-    `generate` then also takes `draft` (False: without drafts), `draft_namespace` and `draft_private`; see `Drafter.start`. The drafter
-    serves this model only meanwhile; its `max_rows` calls may run at the same time, in threads. Greedy outputs are what they were, up to
-    ties that rounding decides: a step of several tokens is computed by other kernels than a step of one.
+    `generate` then also takes `draft` (False: without drafts), `draft_namespace`, `draft_private` and `draft_group`; see `Drafter.start`.
+    The drafter serves this model only meanwhile; its `max_rows` calls may run at the same time, in threads. Greedy outputs are what they
+    were, up to ties that rounding decides: a step of several tokens is computed by other kernels than a step of one.
 
     Args:
         model: A `GenerationMixin` of transformers on one device or several, not tensor-parallel; a wrapper's inner model.
@@ -249,7 +251,14 @@ def _drafted(generate: Callable[..., Any], state: Drafting) -> Callable[..., Any
     signature = inspect.signature(generate)
 
     @functools.wraps(generate)
-    def drafted(*args: Any, draft: bool = True, draft_namespace: str | None = None, draft_private: bool = False, **kwargs: Any) -> Any:
+    def drafted(
+        *args: Any,
+        draft: bool = True,
+        draft_namespace: str | None = None,
+        draft_private: bool = False,
+        draft_group: str = "",
+        **kwargs: Any,
+    ) -> Any:
         call = None
         if draft:
             given = signature.bind_partial(*args, **kwargs).arguments
@@ -259,7 +268,9 @@ def _drafted(generate: Callable[..., Any], state: Drafting) -> Callable[..., Any
                 raise ValueError(f"generate drafts from draftd here, and was given {taken[0]}; pass draft=False to use that instead")
             if draft_namespace is not None and draft_namespace not in state.config.namespaces:
                 raise ValueError(f"draft_namespace is {draft_namespace!r}; the drafter's are {', '.join(state.config.namespaces)}")
-            call = _Call(state, draft_namespace, draft_private, given.get("stopping_criteria"))
+            if len(draft_group.encode()) > MAX_GROUP_BYTES:
+                raise ValueError(f"draft_group has {len(draft_group.encode())} bytes; it must have at most {MAX_GROUP_BYTES}")
+            call = _Call(state, draft_namespace, draft_private, draft_group, given.get("stopping_criteria"))
             # This mode is what makes transformers ask for candidates; the number is not used, drafts are as long as the drafter's k.
             kwargs["prompt_lookup_num_tokens"] = state.config.k
         entered = _current.set(call)

@@ -35,11 +35,11 @@ class Calibration:
 
     Args:
         index: Where it is published.
-        start: What to go on from; other than CALIBRATION_WORDS words, and None, mean the shipped prior.
+        start: What to go on from, of this layout or the one before it; anything else means the shipped prior.
     """
 
     def __init__(self, index: IndexArrays, start: bytes = b"") -> None:
-        kept = np.frombuffer(start, "<f4").astype(np.float32) if len(start) == 4 * policy.CALIBRATION_WORDS else None
+        kept = policy.adopted(np.frombuffer(start, "<f4")) if len(start) % 4 == 0 else None
         self.start = start
         self.values = policy.shipped_prior().copy() if kept is None or not np.isfinite(kept).all() else kept
         self.learned = Learned.in_process()

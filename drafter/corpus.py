@@ -26,6 +26,7 @@ from draftd.drafter.drafts import Drafts
 from draftd.drafter.epochs import Epochs
 from draftd.drafter.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from draftd.drafter.explain import Explanation, explain
+from draftd.drafter.groups import NO_GROUPS, GroupTexts
 from draftd.drafter.host_indexes import HostIndexes, Indexes
 from draftd.drafter.keeper import Keeper, KeptNamespace, UniqueClock
 from draftd.drafter.layout import BlockSpec, control_block_spec
@@ -537,10 +538,10 @@ class Corpus(RefreshCycle):
             check_tokens(row.tokens, self._get(row.namespace).vocab_size, f"rows[{i}].tokens")
         return self.draft_checked(rows, params)
 
-    def draft_checked(self, rows: list[RowContext], params: DraftParams) -> Drafts:
-        """`propose` for rows whose tokens were checked as they came."""
+    def draft_checked(self, rows: list[RowContext], params: DraftParams, groups: GroupTexts = NO_GROUPS) -> Drafts:
+        """`propose` for rows whose tokens were checked as they came; `groups`: of the rows."""
         tokens = [np.ascontiguousarray(row.tokens, np.int32) for row in rows]
-        return self._indexes.draft(tokens, ["" if row.private else row.namespace for row in rows], params)
+        return self._indexes.draft(tokens, ["" if row.private else row.namespace for row in rows], params, groups)
 
     def explain(self, namespace: str, tokens: NDArray[np.int32], params: DraftParams, limit: int = 10) -> Explanation:
         """Every matched suffix of `tokens` with its exact counts, next tokens and documents, and the draft that follows.

@@ -17,6 +17,7 @@ from draftd.drafter.device_index import DeviceIndex
 from draftd.drafter.device_indexes import DeviceIndexes
 from draftd.drafter.drafts import Drafts
 from draftd.drafter.errors import FailedPrecondition
+from draftd.drafter.groups import NO_GROUPS, GroupTexts
 from draftd.drafter.index import IndexArrays, IndexImage, MainMerge, Version
 from draftd.drafter.layout import BlockSpec
 from draftd.drafter.lessons import Learned
@@ -155,7 +156,7 @@ class DeviceFleet:
         assert isinstance(index, FleetIndex)
         return " ".join(copy.handle for copy in index.copies)
 
-    def draft(self, rows: Sequence[NDArray[np.int32]], names: Sequence[str], params: DraftParams) -> Drafts:
+    def draft(self, rows: Sequence[NDArray[np.int32]], names: Sequence[str], params: DraftParams, groups: GroupTexts = NO_GROUPS) -> Drafts:
         """See Indexes."""
         return self.members[0].draft(rows, names, params)
 

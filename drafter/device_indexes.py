@@ -27,6 +27,7 @@ from draftd.drafter.device_memory import DeviceMemory, Exported
 from draftd.drafter.device_rules import DeviceRule
 from draftd.drafter.drafts import Drafts, RowLessons
 from draftd.drafter.errors import FailedPrecondition, InvalidArgument
+from draftd.drafter.groups import NO_GROUPS, GroupTexts
 from draftd.drafter.index import IndexArrays
 from draftd.drafter.layout import BlockSpec
 from draftd.drafter.lessons import Learned
@@ -168,7 +169,7 @@ class DeviceIndexes:
         assert isinstance(index, DeviceIndex)
         return index.handle
 
-    def draft(self, rows: Sequence[NDArray[np.int32]], names: Sequence[str], params: DraftParams) -> Drafts:
+    def draft(self, rows: Sequence[NDArray[np.int32]], names: Sequence[str], params: DraftParams, groups: GroupTexts = NO_GROUPS) -> Drafts:
         """See Indexes."""
         drafts = Drafts.unset(len(rows), params.k)
         width = max(_MIN_WIDTH, 1 << (max(map(len, rows), default=1) - 1).bit_length())

@@ -5,7 +5,7 @@ A version's descriptor holds resolved offsets into the arena, so that a kernel r
 
 from __future__ import annotations
 
-DEVICE_LAYOUT_VERSION = 4
+DEVICE_LAYOUT_VERSION = 5
 
 # The arena begins with control words (int64) and the namespaces' headers.
 DEVICE_CONTROL_WORDS = 64

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 SOURCE_NONE = 0
 SOURCE_LOCAL = 1
 SOURCE_CORPUS = 2
+SOURCE_GROUP = 3
 
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Drafts:
         tokens: int32 [n, k]; unused slots are -1.
         probabilities: float32 [n, k]; survival probability of each token, never rising along a row; unused slots are 0.
         counts: int32 [n]; tokens drafted.
-        source: int32 [n]; 0 none, 1 the row's own tokens, 2 the corpus.
+        source: int32 [n]; 0 none, 1 the row's own tokens, 2 the corpus, 3 what the row's group has generated.
         match_length: int32 [n]; tokens of the matched suffix, 0 without a draft.
         occurrences: int32 [n]; occurrences of the matched suffix in its source, 0 without a draft.
         version: int64 [n]; version of the index the row was drafted from, 0 if none was read.

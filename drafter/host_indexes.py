@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from draftd.drafter.corpus_config import CorpusConfig
 from draftd.drafter.drafts import Drafts
 from draftd.drafter.epochs import Epochs
+from draftd.drafter.groups import NO_GROUPS, GroupTexts
 from draftd.drafter.index import Index, IndexArrays
 from draftd.drafter.layout import ROWS_HEADER_WORDS, BlockSpec, index_block_spec
 from draftd.drafter.lessons import Learned
@@ -49,11 +50,12 @@ class Indexes(Protocol):
     def handle(self, index: IndexArrays) -> str:
         """What an index that engines map is told apart by from those before it."""
 
-    def draft(self, rows: Sequence[NDArray[np.int32]], names: Sequence[str], params: DraftParams) -> Drafts:
+    def draft(self, rows: Sequence[NDArray[np.int32]], names: Sequence[str], params: DraftParams, groups: GroupTexts = NO_GROUPS) -> Drafts:
         """Drafts for rows, each from the index of its namespace, or from its own tokens only where the name is empty or unknown.
 
         Args:
             rows: int32 [any]; C-contiguous tokens of each row.
+            groups: Of the rows; without effect on a GPU.
         """
 
     def pinned(self) -> AbstractContextManager[None]:
@@ -120,14 +122,14 @@ class HostIndexes:
         """See Indexes."""
         return self.spec(index).handle
 
-    def draft(self, rows: Sequence[NDArray[np.int32]], names: Sequence[str], params: DraftParams) -> Drafts:
+    def draft(self, rows: Sequence[NDArray[np.int32]], names: Sequence[str], params: DraftParams, groups: GroupTexts = NO_GROUPS) -> Drafts:
         """See Indexes."""
         # Not r.ctypes.data, which makes a Python object ten times as slowly.
         addresses = np.array([r.__array_interface__["data"][0] for r in rows], np.int64)
         lengths = np.array([len(r) for r in rows], np.int64)
         with self._lock:
             try:
-                return self._reader.draft(addresses, lengths, names, params)
+                return self._reader.draft(addresses, lengths, names, params, groups)
             except TornRead:
                 return draft_local(addresses, lengths, params)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from draftd.drafter.policy import CALIBRATION_WORDS
 
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 
 ITEM_SIZES = {"uint8": 1, "int32": 4, "float32": 4, "int64": 8}
 _ALIGNMENT = 64

@@ -24,8 +24,10 @@ LENGTH_BUCKET_COUNT: Final = 8
 TOP_LEVELS: Final = 4
 """Levels that vote in each source: the longest that occurs there, and those below it."""
 
-SOURCES: Final = 2
-"""0: the request's own tokens, 1: the corpus."""
+SOURCES: Final = 3
+"""0: the request's own tokens, 1: the corpus, 2: the request's group. Kernels on a GPU know the first two."""
+GROUP_TOKENS: Final = 4096
+"""Of what the other requests of a group have generated, so many tokens count: the last."""
 GAPS: Final = 3
 """A level's distance from the longest that occurs in its source: 0, 1, more."""
 COUNT_BOUNDS: Final = (1, 2, 4, 8, 24)
@@ -96,6 +98,9 @@ BRIER_AT: Final = DECILES_AT + 3 * DECILES
 CALIBRATION_WORDS: Final = BRIER_AT + 1
 """A calibration is one float32 array: hits and trials of each fine, coarse and refined cell, the weights, and how right it was."""
 
+_UNGROUPED_WORDS: Final = CALIBRATION_WORDS - 2 * (FINE_CELLS + COARSE_CELLS) // SOURCES
+"""Words of a calibration from before there were groups: it has no cells of the third source."""
+
 PRIOR_TRIALS: Final = 2.0
 """Trials that a cell learned on other traffic is worth at most."""
 PRIOR_WEIGHTS: Final = 0.5
@@ -111,6 +116,18 @@ def blank_calibration() -> NDArray[np.float32]:
     return calibration
 
 
+def adopted(words: NDArray[np.float32]) -> NDArray[np.float32] | None:
+    """A calibration of this layout, float32 [CALIBRATION_WORDS], from one of this or of the layout before it; None if it is neither."""
+    if len(words) == CALIBRATION_WORDS:
+        return words.astype(np.float32)
+    if len(words) != _UNGROUPED_WORDS:
+        return None
+    fine, coarse = (2 * cells // SOURCES for cells in (FINE_CELLS, COARSE_CELLS))
+    blank = np.zeros(max(fine, coarse), np.float32)
+    tables = np.split(words, [2 * FINE_CELLS - fine, 2 * (FINE_CELLS + COARSE_CELLS) - fine - coarse])
+    return np.concatenate([tables[0], blank[:fine], tables[1], blank[:coarse], tables[2]]).astype(np.float32)
+
+
 def as_prior(calibration: NDArray[np.float32]) -> NDArray[np.float32]:
     """What of a calibration is worth starting other traffic with, float32 [CALIBRATION_WORDS]."""
     prior = blank_calibration()
@@ -124,6 +141,7 @@ def as_prior(calibration: NDArray[np.float32]) -> NDArray[np.float32]:
 def shipped_prior() -> NDArray[np.float32]:
     """float32 [CALIBRATION_WORDS], read-only; what new namespaces start with. PRIOR.md beside it says where it comes from."""
     with np.load(Path(__file__).with_name("prior.npz")) as file:
-        prior = np.asarray(file["calibration"], np.float32)
+        prior = adopted(np.asarray(file["calibration"], np.float32))
+    assert prior is not None, "prior.npz is of another layout"
     prior.setflags(write=False)
     return prior

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftd.drafter.drafts import Drafts, RowLessons
+from draftd.drafter.groups import NO_GROUPS, GroupTexts
 from draftd.drafter.layout import CONTROL_EPOCH, CONTROL_HEARTBEAT_NS, HEADER_VOCAB, ROWS_HEADER_WORDS, ROWS_PIN, BlockSpec
 from draftd.drafter.lessons import Learned, Lesson
 from draftd.drafter.ops.calibrated.cpu import draft_calibrated
@@ -49,7 +50,7 @@ def draft_local(addresses: NDArray[np.int64], lengths: NDArray[np.int64], params
         draft_calibrated(
             addresses, lengths, np.zeros(n, np.bool_), params.use_local,
             none, none, 0, none, 0, none, 0, none, none, 0, 0, 1, 1,
-            shipped_prior(), params.branches, params.tau, int(lengths.max(initial=0)),
+            shipped_prior(), params.branches, params.tau, int(lengths.max(initial=0)), *NO_GROUPS,
             drafts.tokens, drafts.probabilities, lesson.parents, drafts.counts, drafts.source, drafts.match_length, drafts.occurrences,
             lesson.ints, lesson.floats,
         )  # fmt: skip
@@ -104,8 +105,12 @@ class MappedIndex:
         addresses: NDArray[np.int64],
         lengths: NDArray[np.int64],
         params: DraftParams,
+        groups: GroupTexts = NO_GROUPS,
     ) -> Drafts:
         """Drafts for rows of this namespace; see draft_versioned and draft_calibrated_versioned.
+
+        Args:
+            groups: Of the rows; for the rule `calibrated`.
 
         Raises:
             TornRead: Every version read was overwritten meanwhile.
@@ -118,7 +123,7 @@ class MappedIndex:
             version = draft_calibrated_versioned(
                 control, pins, self.header, *self.arrays, self.ring, self.calibration,
                 addresses, lengths, np.full(n, params.use_corpus), params.use_local,
-                params.branches, params.tau, int(lengths.max(initial=0)),
+                params.branches, params.tau, int(lengths.max(initial=0)), *groups,
                 drafts.tokens, drafts.probabilities, lesson.parents, drafts.counts, drafts.source, drafts.match_length, drafts.occurrences,
                 lesson.ints, lesson.floats,
             )  # fmt: skip
@@ -205,30 +210,39 @@ class IndexReader:
         return self.draft(row_addresses(self._rows.tokens, slots), self._rows.lengths[slots], namespace_of, params)
 
     def draft(
-        self, addresses: NDArray[np.int64], lengths: NDArray[np.int64], namespace_of: Sequence[str] | None, params: DraftParams
+        self,
+        addresses: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        namespace_of: Sequence[str] | None,
+        params: DraftParams,
+        groups: GroupTexts = NO_GROUPS,
     ) -> Drafts:
         """Drafts for rows anywhere in this process; see `propose`.
 
         Args:
             addresses: int64 [n]; address of each row's int32 tokens, valid during the call.
             lengths: int64 [n]; tokens of each row.
+            groups: Of the rows: NO_GROUPS, or of all n.
         """
         if namespace_of is None:
             (namespace_of,) = ([name] * len(addresses) for name in self._indexes)
         names = set(namespace_of)
         if len(names) == 1:
-            return self._draft_one(names.pop(), addresses, lengths, params)
+            return self._draft_one(names.pop(), addresses, lengths, params, groups)
         drafts = Drafts.empty(len(addresses), params.k)
         for name in names:
             rows = np.array([i for i, n in enumerate(namespace_of) if n == name])
-            drafts.put(rows, self._draft_one(name, addresses[rows], lengths[rows], params))
+            of_rows = groups.of(rows) if groups is not NO_GROUPS else groups
+            drafts.put(rows, self._draft_one(name, addresses[rows], lengths[rows], params, of_rows))
         return drafts
 
-    def _draft_one(self, name: str, addresses: NDArray[np.int64], lengths: NDArray[np.int64], params: DraftParams) -> Drafts:
+    def _draft_one(
+        self, name: str, addresses: NDArray[np.int64], lengths: NDArray[np.int64], params: DraftParams, groups: GroupTexts
+    ) -> Drafts:
         index = self._indexes.get(name)
         if index is None:
             return draft_local(addresses, lengths, params)
-        return index.draft(self._control, self._pins, addresses, lengths, params)
+        return index.draft(self._control, self._pins, addresses, lengths, params, groups)
 
     @contextmanager
     def pinned(self) -> Iterator[None]:

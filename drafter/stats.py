@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from draftd.drafter.params import MAX_K
 
-SOURCES: Final = ("none", "local", "corpus")
+SOURCES: Final = ("none", "local", "corpus", "group")
 FAIL_OPEN_REASONS: Final = ("unavailable", "timeout", "refused", "unattached", "torn", "rows_full", "internal")
 PROPOSE_US_BOUNDS: Final = (5, 10, 20, 35, 50, 75, 100, 150, 200, 350, 500, 750, 1000, 2000, 5000, 10_000)
 BATCH_BOUNDS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -21,9 +21,9 @@ BATCH_BOUNDS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _FIELDS: Final = (
     ("proposals", (1,)),
     ("rows", (1,)),
-    ("drafted", (3, MAX_K)),
-    ("accepted", (3, MAX_K)),
-    ("acceptance_length", (3, MAX_K + 1)),
+    ("drafted", (len(SOURCES), MAX_K)),
+    ("accepted", (len(SOURCES), MAX_K)),
+    ("acceptance_length", (len(SOURCES), MAX_K + 1)),
     ("propose_us_buckets", (len(PROPOSE_US_BOUNDS) + 1,)),
     ("propose_us_sum", (1,)),
     ("batch_rows_buckets", (len(BATCH_BOUNDS) + 1,)),
@@ -40,9 +40,9 @@ class EngineStats:
     Attributes:
         proposals: [1] calls of propose.
         rows: [1] rows in them.
-        drafted: [3, MAX_K] drafted tokens by source and position in the draft.
-        accepted: [3, MAX_K] of those, the ones that the engine committed.
-        acceptance_length: [3, MAX_K + 1] drafts by source and number of accepted tokens.
+        drafted: [4, MAX_K] drafted tokens by source, see SOURCES, and position in the draft.
+        accepted: [4, MAX_K] of those, the ones that the engine committed.
+        acceptance_length: [4, MAX_K + 1] drafts by source and number of accepted tokens.
         propose_us_buckets: [16 + 1] calls by latency, upper bounds in PROPOSE_US_BOUNDS, microseconds.
         propose_us_sum: [1] their sum, microseconds.
         batch_rows_buckets: [10 + 1] calls by batch size, upper bounds in BATCH_BOUNDS.

@@ -144,7 +144,8 @@ class Attachments:
                 attachment.ticket = self.memory.grant(attachment.id, engine.device_uuid, attachment.namespaces)
         else:
             fits = partial(self._corpus.has_vocabulary, vocab_size=engine.vocab_size)
-            attachment.rows = ServedRows(self._corpus, fits, attachment.id, attachment.stats, engine.max_rows, engine.max_length)
+            grouped = transport == INLINE and self._corpus.config.device == "cpu"
+            attachment.rows = ServedRows(self._corpus, fits, attachment.id, attachment.stats, engine.max_rows, engine.max_length, grouped)
         self.touch(attachment)
         self._by_id[attachment.id] = attachment
         return attachment

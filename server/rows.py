@@ -15,6 +15,7 @@ from draftd.drafter.corpus import Corpus
 from draftd.drafter.documents import LEAD_TOKENS, IngestResult
 from draftd.drafter.drafts import Drafts, accepted_of
 from draftd.drafter.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
+from draftd.drafter.groups import NO_GROUPS, Groups, GroupTexts, check_group
 from draftd.drafter.layout import MAX_DOCUMENT_ID_BYTES
 from draftd.drafter.lessons import Lesson
 from draftd.drafter.records import RowContext
@@ -33,6 +34,7 @@ class RowUpdate:
     prompt_length: int
     namespace: str
     private: bool
+    group: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +79,8 @@ class ServedRow:
 class ServedRows:
     """The rows of one attachment. Not thread-safe: the service's event loop is its only caller.
 
+    With `grouped`, rows of one namespace and group draft from one another's outputs; else groups have no effect.
+
     `fits` says of a namespace whether rows may still meet its index. At most `2 * max_rows` rows are held, so that preempted requests keep
     their rows while others run.
 
@@ -84,7 +88,16 @@ class ServedRows:
     and call `remember` then.
     """
 
-    def __init__(self, corpus: Corpus, fits: Callable[[str], bool], owner: str, stats: EngineStats, max_rows: int, max_length: int) -> None:
+    def __init__(
+        self,
+        corpus: Corpus,
+        fits: Callable[[str], bool],
+        owner: str,
+        stats: EngineStats,
+        max_rows: int,
+        max_length: int,
+        grouped: bool = False,
+    ) -> None:
         self._corpus = corpus
         self._fits = fits
         self._owner = owner
@@ -94,6 +107,8 @@ class ServedRows:
         self._rows: dict[str, ServedRow] = {}
         self._grown: list[ServedRow] = []
         self._finished: OrderedDict[str, IngestResult] = OrderedDict()
+        self._grouped = grouped
+        self._groups = Groups()
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -133,6 +148,7 @@ class ServedRows:
     def _check_new(self, update: RowUpdate, end: int, name: str) -> None:
         if len(update.document_id.encode()) > MAX_DOCUMENT_ID_BYTES:
             raise InvalidArgument(f"{name}.document_id is longer than {MAX_DOCUMENT_ID_BYTES} bytes", f"{name}.document_id")
+        check_group(update.group, f"{name}.group")
         self._check_offset(update, 0, name)
         if end == 0:
             raise InvalidArgument(f"{name}.tokens is empty; a row needs at least 1 token", f"{name}.tokens")
@@ -183,12 +199,24 @@ class ServedRows:
             if row.refusal is not None:
                 raise row.refusal
             self._rows[update.document_id] = row
+            if update.group and not update.private and self._grouped:
+                self._groups.start(row, row.namespace, update.group, row.buffer[row.prompt_length : row.length])
             self._finished.pop(update.document_id, None)
         elif update.offset + len(update.tokens) > row.length:
-            row.extend(update.tokens[row.length - update.offset :])
+            self._extend(row, update.tokens[row.length - update.offset :])
             self._grown.append(row)
         end = update.offset + len(update.tokens)
         return RowContext(row.buffer[:end], row.namespace, row.private or not self._fits(row.namespace))
+
+    def groups_of(self, updates: Sequence[RowUpdate]) -> GroupTexts:
+        """What the groups of rows that were taken have generated, in this order; those without an id have none."""
+        if not len(self._groups):
+            return NO_GROUPS
+        return self._groups.texts([self._rows.get(update.document_id) for update in updates])
+
+    def _extend(self, row: ServedRow, tokens: NDArray[np.int32]) -> None:
+        row.extend(tokens)
+        self._groups.append(row, tokens)
 
     def remember(self, indices: Sequence[int], updates: Sequence[RowUpdate], drafts: Drafts) -> None:
         """Keeps up, then remembers what rows were told to try: row `indices[j]` of `drafts` is for `updates[j]`, which was taken."""
@@ -240,7 +268,8 @@ class ServedRows:
             if done is None:
                 raise NotFound(f"{name}.document_id: the attachment has no row {document_id!r}", f"{name}.document_id")
             return IngestResult(0, done.total_tokens, done.committed)
-        row.extend(tokens[max(0, row.length - offset) :])
+        self._extend(row, tokens[max(0, row.length - offset) :])
+        self._groups.finish(row, discard)
         self._settle(row)
         kept = self._keep(row)
         del self._rows[document_id]

@@ -108,6 +108,7 @@ class InlineTransport:
             offset=request.row_held,
             prompt_length=request.kept_from,
             namespace=request.namespace,
+            group=request.group,
         )
         return True
 

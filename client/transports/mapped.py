@@ -18,6 +18,7 @@ from draftd.client.failopen import FailOpen
 from draftd.client.rows import Request, RowTable
 from draftd.client.transports import Link
 from draftd.drafter.drafts import Drafts
+from draftd.drafter.groups import NO_GROUPS, Groups
 from draftd.drafter.layout import LEARNING_NAMESPACES
 from draftd.drafter.lessons import Learned
 from draftd.drafter.params import DraftParams
@@ -82,6 +83,7 @@ class MappedTransport:
                 self._reader.learn_into(name, into)
         if self.block.max_length < table.max_length:
             raise ValueError(f"the row block has rows of {self.block.max_length} tokens; {table.max_length} were asked for")
+        self._groups = Groups()
         self._free = list(range(self.block.n_slots))
         self._slots: dict[Request, int] = {}
         self._ended: OrderedDict[int, tuple[Request, bool]] = OrderedDict()
@@ -103,6 +105,8 @@ class MappedTransport:
 
     def start(self, request: Request, tokens: NDArray[np.int32]) -> bool:
         """Publishes a request in a slot; without a free one, the courier sends its tokens."""
+        if request.group and self._reader is not None:
+            self._groups.start(request, request.namespace, request.group, tokens[request.prompt_length :])
         slot = self._take_slot()
         if slot is None:
             self._courier.note()
@@ -116,6 +120,7 @@ class MappedTransport:
 
     def append(self, request: Request, tokens: NDArray[np.int32]) -> None:
         """Publishes what the engine committed."""
+        self._groups.append(request, tokens)
         slot = self._slots.get(request)
         if slot is None:
             self._courier.note()
@@ -124,6 +129,10 @@ class MappedTransport:
 
     def append_rows(self, requests: list[Request], tokens: NDArray[np.int32], counts: NDArray[np.int64]) -> None:
         """Publishes what the engine committed to several requests: tokens int32 [n, w], of which counts[i] count, int64 [n]."""
+        if len(self._groups):
+            for i, request in enumerate(requests):
+                if request.group:
+                    self._groups.append(request, tokens[i, : counts[i]])
         slots = np.array([self._slots.get(request, -1) for request in requests])
         held = slots >= 0
         if not held.all():
@@ -132,6 +141,7 @@ class MappedTransport:
 
     def finish(self, request: Request, tokens: NDArray[np.int32], discard: bool) -> None:
         """Ends a request; its slot is free once the service has taken it."""
+        self._groups.finish(request, discard)
         slot = self._slots.pop(request, None)
         if slot is None:
             self._courier.finish(request, tokens, discard)
@@ -145,8 +155,9 @@ class MappedTransport:
             raise FailOpen("refused", "the index is in device memory: DeviceSession.propose drafts from it")
         table = self._table
         names = None if self._only_namespace else [request.namespace for row in rows if (request := table.requests[row])]
+        groups = self._groups.texts([table.requests[row] for row in rows]) if len(self._groups) else NO_GROUPS
         try:
-            return self._reader.draft(row_addresses(table.tokens, rows), table.lengths[rows].astype(np.int64), names, params)
+            return self._reader.draft(row_addresses(table.tokens, rows), table.lengths[rows].astype(np.int64), names, params, groups)
         except TornRead as error:
             raise FailOpen("torn", str(error)) from error
 

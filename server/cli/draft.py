@@ -46,7 +46,7 @@ BranchesOption = Annotated[
 ]
 
 POLICIES = {PolicyName.calibrated: pb.POLICY_CALIBRATED, PolicyName.tree: pb.POLICY_TREE}
-SOURCES = {pb.SOURCE_UNSPECIFIED: "none", pb.SOURCE_LOCAL: "local", pb.SOURCE_CORPUS: "corpus"}
+SOURCES = {pb.SOURCE_UNSPECIFIED: "none", pb.SOURCE_LOCAL: "local", pb.SOURCE_CORPUS: "corpus", pb.SOURCE_GROUP: "group"}
 
 
 def propose(

@@ -120,7 +120,7 @@ class Sample:
     Attributes:
         at_s: Unix time of its end.
         seconds: How long it is.
-        sources: int64 [2, 3]: SOURCE_COUNTS by source, own tokens and corpus.
+        sources: int64 [3, 3]: SOURCE_COUNTS by source: own tokens, corpus, group.
         histograms: New observations in each bucket, by histogram and label: propose by transport, refresh by kind, visibility.
     """
 

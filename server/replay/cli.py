@@ -94,6 +94,10 @@ def replay(
         typer.Option(help="With --endpoint: the service's HTTP root, for visibility and refresh times.", show_default=False),
     ] = "",
     namespace: Annotated[str, typer.Option(help="Namespace; with --corpus silo, /0, /1 and so on are added.")] = "replay",
+    groups: Annotated[
+        bool,
+        typer.Option("--groups", help="Requests carry their session's group: those of one prompt draft from one another."),
+    ] = False,
     vocab_size: Annotated[
         int | None, typer.Option(help="Vocabulary size; default: the smallest that has all tokens of the trace.", show_default=False)
     ] = None,
@@ -117,6 +121,7 @@ def replay(
             timeout_ms=timeout_ms,
             vocab_size=vocab_size,
             namespace=namespace,
+            groups=groups,
             device=device,
         )
     except InvalidArgument as error:

@@ -18,12 +18,11 @@ from draftd.client import Drafter
 from draftd.client.config import TransportName
 from draftd.drafter.drafts import Drafts
 from draftd.drafter.params import DraftParams
-from draftd.drafter.stats import FAIL_OPEN_REASONS
+from draftd.drafter.stats import FAIL_OPEN_REASONS, SOURCES
 from draftd.server.replay.trace import Session
 
 ATTACH_TIMEOUT_S = 180.0
 VISIBLE_TIMEOUT_S = 60.0
-_SOURCES = 3
 
 
 class VisibilityTimeout(Exception):
@@ -38,6 +37,7 @@ class EngineSettings:
         name: Engine name, unique on the service.
         namespace: Namespace of its rows.
         private: Draft from each request's own tokens only, and share nothing.
+        groups: Requests carry their session's group.
         concurrency: Sessions at a time.
         step: Wait after each step until what was committed can be drafted from.
         step_ms: Least time of a step, in milliseconds: what a model would take to decode.
@@ -57,6 +57,7 @@ class EngineSettings:
     timeout_ms: float
     vocab_size: int
     max_length: int
+    groups: bool = False
 
 
 @dataclass(slots=True)
@@ -66,8 +67,8 @@ class EngineResult:
     Attributes:
         steps: Request-steps: drafts asked for.
         tokens: Tokens committed.
-        drafted: Drafted tokens by source (none, local, corpus), int64 [3].
-        accepted: Of those, the ones accepted, int64 [3].
+        drafted: Drafted tokens by source, int64 [SOURCES].
+        accepted: Of those, the ones accepted, int64 [SOURCES].
         propose_us: Time of each propose call, microseconds.
         fail_opens: Calls without drafts by reason.
         wrong_outputs: Turns whose committed tokens are not the recorded output.
@@ -79,8 +80,8 @@ class EngineResult:
     tokens: int = 0
     turns: int = 0
     wrong_outputs: int = 0
-    drafted: NDArray[np.int64] = field(default_factory=lambda: np.zeros(_SOURCES, np.int64))
-    accepted: NDArray[np.int64] = field(default_factory=lambda: np.zeros(_SOURCES, np.int64))
+    drafted: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(SOURCES), np.int64))
+    accepted: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(SOURCES), np.int64))
     propose_us: list[float] = field(default_factory=list)
     fail_opens: dict[str, int] = field(default_factory=dict)
     lost_tokens: int = 0
@@ -221,7 +222,8 @@ class _Engine:
             context = np.concatenate([context, session.turns[turn].input])
             if len(session.turns[turn].output):
                 # The id may not repeat: a replay may run twice on one service.
-                self._drafter.start(row, context, private=self._settings.private)
+                group = session.group if self._settings.groups else ""
+                self._drafter.start(row, context, private=self._settings.private, group=group)
                 return _Active(row, session, turn, context)
             turn += 1
         self._free_rows.append(row)

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from draftd.client.channel import open_channel
 from draftd.client.credentials import Credentials
-from draftd.drafter.drafts import SOURCE_CORPUS, SOURCE_LOCAL
+from draftd.drafter.drafts import SOURCE_CORPUS, SOURCE_GROUP, SOURCE_LOCAL
 from draftd.proto.draftd.v1 import draftd_pb2 as pb
 from draftd.proto.draftd.v1 import draftd_pb2_grpc
 from draftd.server.replay.engine import EngineResult
@@ -46,6 +46,7 @@ def summarize(results: Sequence[EngineResult], seconds: float, endpoint: str, ht
             "overall": _ratio(int(accepted.sum()), int(drafted.sum())),
             "local": _ratio(int(accepted[SOURCE_LOCAL]), int(drafted[SOURCE_LOCAL])),
             "corpus": _ratio(int(accepted[SOURCE_CORPUS]), int(drafted[SOURCE_CORPUS])),
+            "group": _ratio(int(accepted[SOURCE_GROUP]), int(drafted[SOURCE_GROUP])),
         },
         "propose_us": {f"p{q}": round(float(np.percentile(times, q)), 1) for q in (50, 99)} if len(times) else None,
         **_of_histograms(http_url),
@@ -124,6 +125,7 @@ def print_report(console: Console, figures: dict[str, Any], title: str) -> None:
         ("acceptance", _percent(acceptance["overall"]), "of drafted tokens, those that were right"),
         ("  from own tokens", _percent(acceptance["local"]), ""),
         ("  from the corpus", _percent(acceptance["corpus"]), ""),
+        ("  from the group", _percent(acceptance["group"]), "with --groups"),
         ("propose", _pair(figures["propose_us"], "us"), "p50 / p99 of one call for a whole batch"),
         ("visibility", _pair(figures["visibility_ms"], "ms"), "p50 / p99 from commit until others can draft from it"),
         ("refresh", _pair(figures["refresh_ms"], "ms"), "p50 / p99 of one index refresh"),

@@ -35,6 +35,7 @@ class ReplaySettings:
         timeout_ms: Longest wait of a propose; None: 2 ms, or in step mode 5 s, since a late draft would not repeat.
         vocab_size: None: the smallest that has all of the trace's tokens.
         namespace: First part of the namespaces' names.
+        groups: Requests carry their session's group.
         device: Where a private service drafts.
     """
 
@@ -48,6 +49,7 @@ class ReplaySettings:
     timeout_ms: float | None = None
     vocab_size: int | None = None
     namespace: str = "replay"
+    groups: bool = False
     device: str = "cpu"
 
     def namespaces(self) -> list[str]:
@@ -71,6 +73,7 @@ class ReplaySettings:
                 timeout_ms=self.timeout_ms or default_ms,
                 vocab_size=self.vocab_size or vocab_size_of(list(sessions)),
                 max_length=max(session.length for session in sessions),
+                groups=self.groups,
             )
             for i, namespace in enumerate(self.namespaces())
         ]

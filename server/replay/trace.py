@@ -18,6 +18,8 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
+from draftd.drafter.errors import InvalidArgument
+from draftd.drafter.groups import check_group
 from draftd.drafter.params import MAX_VOCAB
 
 _GZIP = b"\x1f\x8b"
@@ -38,10 +40,11 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A recorded session: its id and its turns, each of which begins with the whole session so far."""
+    """A recorded session: its id, its turns, each of which begins with the whole session so far, and what sessions of one prompt share."""
 
     id: str
     turns: tuple[Turn, ...]
+    group: str = ""
 
     @property
     def length(self) -> int:
@@ -104,7 +107,12 @@ def _session(line: bytes, where: str) -> Session:
     turns = [_turn(turn, f"{where}: turns[{i}]") for i, turn in enumerate(record["turns"])]
     if not turns:
         raise TraceError(f"{where}: turns is empty")
-    return Session(str(record.get("id", "")), tuple(turns))
+    group = "" if record.get("group") is None else str(record["group"])
+    try:
+        check_group(group)
+    except (InvalidArgument, UnicodeEncodeError) as error:
+        raise TraceError(f"{where}: {error}") from None
+    return Session(str(record.get("id", "")), tuple(turns), group)
 
 
 def _turn(record: Any, where: str) -> Turn:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from draftd.drafter.corpus import Corpus
 from draftd.drafter.drafts import Drafts
 from draftd.drafter.errors import FailedPrecondition, InvalidArgument, NotFound
+from draftd.drafter.groups import NO_GROUPS, GroupTexts, check_group
 from draftd.drafter.params import MAX_VOCAB, DraftParams
 from draftd.drafter.records import RowContext
 from draftd.drafter.stats import EngineStats
@@ -71,6 +72,7 @@ class Proposer:
             if row.document_id or row.HasField("row_index") or row.offset:
                 field = "document_id" if row.document_id else "offset" if row.offset else "row_index"
                 raise InvalidArgument(f"{name}.{field} needs an attachment", f"{name}.{field}")
+            check_group(row.group, f"{name}.group")
             namespace = check_name(row.namespace, f"{name}.namespace") if row.namespace else DEFAULT_NAMESPACE
             # A bare token list is answered even by a service that has seen nothing yet: from the list itself.
             known = self._corpus.has_namespace(namespace)
@@ -96,7 +98,7 @@ class Proposer:
             name = f"rows[{i}]"
             tokens = self._row_tokens(sent, attachment, name)
             namespace = self._namespace_of(sent, attachment, name)
-            rows.append(RowUpdate(sent.document_id, sent.offset, tokens, sent.prompt_length, namespace, sent.private))
+            rows.append(RowUpdate(sent.document_id, sent.offset, tokens, sent.prompt_length, namespace, sent.private, sent.group))
         check_batch_vocabulary([row.tokens for row in rows], engine.vocab_size)
         kept = [i for i, row in enumerate(rows) if row.document_id]
         for i, row in enumerate(rows):
@@ -106,7 +108,8 @@ class Proposer:
         if served is not None:
             served.check_room(updates)
         contexts = [served.take(row) if served is not None and row.document_id else self._own_context(row, engine) for row in rows]
-        drafts, seconds = self._draft(contexts, params)
+        groups = NO_GROUPS if served is None else served.groups_of(rows)
+        drafts, seconds = self._draft(contexts, params, groups)
         if attachment.tensors is not None:
             attachment.tensors.write(drafts)
         # What follows is nobody's wait: the answer goes out first.
@@ -123,7 +126,9 @@ class Proposer:
                     f"{name}.document_id: a mapped attachment keeps its rows in its row block, not in Propose", f"{name}.document_id"
                 )
             attachment.rows.check(row, name)
-        elif not 1 <= len(row.tokens) <= attachment.engine.max_length:
+            return
+        check_group(row.group, f"{name}.group")
+        if not 1 <= len(row.tokens) <= attachment.engine.max_length:
             limit = attachment.engine.max_length
             raise InvalidArgument(f"{name} has {len(row.tokens)} tokens; a row has 1 to max_length={limit}", f"{name}.tokens")
 
@@ -131,10 +136,10 @@ class Proposer:
         fits = self._corpus.has_vocabulary(row.namespace, engine.vocab_size)
         return RowContext(row.tokens, row.namespace, row.private or not fits)
 
-    def _draft(self, contexts: list[RowContext], params: DraftParams) -> tuple[Drafts, float]:
+    def _draft(self, contexts: list[RowContext], params: DraftParams, groups: GroupTexts = NO_GROUPS) -> tuple[Drafts, float]:
         """Drafts, and the seconds that they took."""
         started = time.perf_counter()
-        drafts = self._corpus.draft_checked(contexts, params)
+        drafts = self._corpus.draft_checked(contexts, params, groups)
         return drafts, time.perf_counter() - started
 
     def _count(self, stats: EngineStats, transport: str, rows: int, seconds: float) -> None:

@@ -28,6 +28,14 @@ def test_it_drafts_better_than_the_suffix_trees_rule() -> None:
     assert trees[1].tokens_per_step > at_drafted([*chains, Replay(sessions, DraftParams(k=16, tau=0.03)).run()], drafted)
 
 
+def test_groups_gain_tokens_at_the_same_number_drafted() -> None:
+    """More than 1 % on solutions of one problem, of which most come while others of it are written."""
+    sessions = gsm8k(300)
+    alone = [Replay(sessions, DraftParams(k=16, tau=tau)).run() for tau in (0.14, 0.1, 0.07)]
+    grouped = Replay(sessions, PARAMS, groups=True).run()
+    assert grouped.tokens_per_step > 1.01 * at_drafted(alone, grouped.drafted_per_step)
+
+
 def test_predictions_are_what_happens() -> None:
     outcome = Replay(gsm8k(300), PARAMS).run()
     for decile in outcome.deciles:

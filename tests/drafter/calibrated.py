@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from draftd.drafter.groups import NO_GROUPS, Groups
 from draftd.drafter.ops.calibrated.cpu import draft_calibrated
 from draftd.drafter.ops.calibrated.cpu_mixer import EVIDENCE_FLOATS, EVIDENCE_INTS
 from draftd.drafter.ops.calibrated.oracle import Document
@@ -79,10 +80,17 @@ def draft(
     branches: int = 1,
     use_local: bool = True,
     use_corpus: bool = True,
+    groups: Sequence[Sequence[Sequence[int]]] = (),
 ) -> KernelDrafts:
-    """Drafts of the kernel for rows."""
+    """Drafts of the kernel for rows; `groups`: for each row, what the others of its group have generated."""
     arrays = [np.array(row, np.int32) for row in rows]
     n = len(rows)
+    held, texts = Groups(), NO_GROUPS
+    if groups:
+        for r, others in enumerate(groups):
+            for i, output in enumerate([*others[: len(others) // 2], [7] * 3, *others[len(others) // 2 :]]):
+                held.start(r if i == len(others) // 2 else (r, i), "n", str(r), np.array(output, np.int32))
+        texts = held.texts(range(n))
     lengths = np.array([len(row) for row in rows], np.int64)
     out = KernelDrafts(
         np.full((n, k), -1, np.int32),
@@ -97,7 +105,7 @@ def draft(
     )
     draft_calibrated(
         np.array([a.ctypes.data for a in arrays], np.int64), lengths, np.full(n, use_corpus), use_local, *index.arguments,
-        calibration, branches, tau, int(lengths.max(initial=0)),
+        calibration, branches, tau, int(lengths.max(initial=0)), *texts,
         out.tokens, out.survival, out.parents, out.counts, out.source, out.match_length, out.occurrences, out.ints, out.floats,
     )  # fmt: skip
     return out

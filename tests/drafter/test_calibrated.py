@@ -44,6 +44,19 @@ def learned(rng: np.random.Generator) -> NDArray[np.float32]:
     return calibration
 
 
+def groups_of(seed: int, rows: list[list[int]], vocab: int) -> list[list[list[int]]]:
+    """For each row what the others of its group have generated: texts with parts of the row in them; none for some."""
+    rng = np.random.default_rng(seed + 1)
+    groups: list[list[list[int]]] = []
+    for row in rows:
+        others = []
+        for _ in range(int(rng.integers(0, 4))):
+            start = int(rng.integers(len(row) + 1))
+            others.append(text_of(rng, int(rng.integers(0, 50)), vocab) + row[start:] + text_of(rng, int(rng.integers(0, 20)), vocab))
+        groups.append(others)
+    return groups
+
+
 def scene(seed: int, documents: int, vocab: int, longest: int) -> tuple[list[Document], list[list[int]], NDArray[np.float32], int, int]:
     rng = np.random.default_rng(seed)
     stem = text_of(rng, 60, vocab)
@@ -69,6 +82,7 @@ def check_rows(
     tau: float,
     branches: int,
     local: bool,
+    groups: list[list[list[int]]],
 ) -> list[OracleDraft | None]:
     """Every state that the kernel looked at is the oracle's, and so is what it drafts next; ties go either way.
 
@@ -93,7 +107,7 @@ def check_rows(
             if not row or place == K:
                 assert ints[VOTE_COUNT] == -1
                 break
-            state = oracle.look(calibration, [*row, *paths[place]], corpus, local)
+            state = oracle.look(calibration, [*row, *paths[place]], corpus, local, groups[r])
             draft_.states[place] = state
             count = ints[VOTE_COUNT]
             votes = list(zip(ints[VOTE_TOKENS:][:count].tolist(), ints[VOTE_CELLS:][:count].tolist(), strict=True))
@@ -125,17 +139,20 @@ def check_rows(
     branches=st.sampled_from([1, 2, 3]),
     sources=st.sampled_from([(True, True), (True, False), (False, True)]),
     shift=st.sampled_from([0, 3]),
+    grouped=st.booleans(),
 )
 def test_kernel_is_the_oracle(
-    seed: int, documents: int, vocab: int, tau: float, branches: int, sources: tuple[bool, bool], shift: int
+    seed: int, documents: int, vocab: int, tau: float, branches: int, sources: tuple[bool, bool], shift: int, grouped: bool
 ) -> None:
-    """Documents in all three segments; suffixes so rare that every occurrence is read."""
+    """Documents in all three segments; suffixes so rare that every occurrence is read; with groups and without."""
     corpus, rows, calibration, recent_from, live_from = scene(seed, documents, vocab, 4 * vocab if vocab < 40 else 60)
     assume(max(Counter(t for d in corpus for t in d.tokens).values(), default=0) <= policy.FEW)
     local, use_corpus = sources
     index = lay_out(corpus, recent_from, live_from, vocab, shift)
-    got = draft(index, calibration, rows, k=K, tau=tau, branches=branches, use_local=local, use_corpus=use_corpus)
-    drafts = check_rows(calibration, rows, Corpus(corpus) if use_corpus else None, got, tau, branches, local)
+    groups = groups_of(seed, rows, vocab) if grouped else []
+    got = draft(index, calibration, rows, k=K, tau=tau, branches=branches, use_local=local, use_corpus=use_corpus, groups=groups)
+    others = groups or [[] for _ in rows]
+    drafts = check_rows(calibration, rows, Corpus(corpus) if use_corpus else None, got, tau, branches, local, others)
 
     rng = np.random.default_rng(seed)
     truths = [text_of(rng, 3, vocab) for _ in rows]
@@ -161,6 +178,39 @@ def test_kernel_is_the_oracle(
     oracle.take_in(oracles, expected)
     assert after == pytest.approx(oracles, abs=1e-4)
     assert not delta.any()
+
+
+def test_of_a_group_the_last_tokens_count() -> None:
+    """What stands further back than that is not seen, and nothing matches across two outputs."""
+    index = lay_out([], 0, 0, 30)
+    filler = [20] * (policy.GROUP_TOKENS - 1)
+    blank = policy.blank_calibration()
+    for outputs, expected in (
+        ([[1, 2, 3, 4], filler[:-1]], [4]),
+        ([[1, 2, 3, 4], filler], []),
+        ([[1, 2, 9, 8], [1, 2, 3, 4], filler[3:]], [4]),
+        ([[2, 3], [4, 5]], []),
+    ):
+        got = draft(index, blank, [[2, 3]], k=1, tau=0.0, groups=[outputs])
+        assert got.tokens[0, : got.counts[0]].tolist() == expected
+        nodes = oracle.propose(blank, [2, 3], None, nodes=1, tau=0.0, group=outputs).nodes
+        assert [node.token for node in nodes] == expected
+        assert [node.survival for node in nodes] == pytest.approx(got.survival[0, : got.counts[0]].tolist(), abs=TOLERANCE)
+        assert got.source[0] == (3 if expected else 0)
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 2**32 - 1), vocab=st.sampled_from([5, 40]))
+def test_rows_without_a_group_are_drafted_as_if_there_were_none(seed: int, vocab: int) -> None:
+    """To the last bit of probability, also beside rows that have one."""
+    corpus, rows, calibration, recent_from, live_from = scene(seed, 6, vocab, 60)
+    index = lay_out(corpus, recent_from, live_from, vocab)
+    alone = draft(index, calibration, rows, k=K, tau=0.05)
+    groups = [others if r % 2 else [] for r, others in enumerate(groups_of(seed, rows, vocab))]
+    beside = draft(index, calibration, rows, k=K, tau=0.05, groups=groups)
+    for r in range(0, len(rows), 2):
+        for name in ("tokens", "survival", "counts", "source", "match_length", "occurrences"):
+            assert (getattr(alone, name)[r] == getattr(beside, name)[r]).all()
 
 
 def test_a_frequent_suffix_is_sampled() -> None:

@@ -144,6 +144,19 @@ def test_a_calibration_goes_on_from_its_bytes_and_from_the_prior_where_they_are_
         assert (Calibration(index, wrong).values == policy.shipped_prior()).all()
 
 
+def test_a_calibration_from_before_there_were_groups_is_taken_over(corpus: Corpus) -> None:
+    """Votes of own tokens and of the corpus find what theirs were worth; those of groups start blank."""
+    now = np.arange(1, policy.CALIBRATION_WORDS + 1, dtype=np.float32)
+    tables = np.split(now, [policy.COARSE_AT, policy.REFINED_AT])
+    before = np.concatenate([tables[0].reshape(3, -1)[:2].ravel(), tables[1].reshape(3, -1)[:2].ravel(), tables[2]])
+    values = Calibration(index_of(corpus), before.tobytes()).values
+    for first, last in ((policy.FINE_AT, policy.COARSE_AT), (policy.COARSE_AT, policy.REFINED_AT)):
+        got, cells = values[first:last].reshape(3, -1), now[first:last].reshape(3, -1)
+        assert (got[:2] == cells[:2]).all()
+        assert not got[2].any()
+    assert (values[policy.REFINED_AT :] == tables[2]).all()
+
+
 def test_sleeping_and_waking_keeps_what_was_learned(corpus: Corpus) -> None:
     learn(draft(corpus), [6, 7])
     corpus.refresh()

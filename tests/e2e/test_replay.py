@@ -47,6 +47,13 @@ def lines(sessions: int) -> bytes:
     return b"".join(gzip.decompress(SAMPLE.read_bytes()).splitlines(keepends=True)[:sessions])
 
 
+@pytest.mark.parametrize("transport", ["mapped", "inline"])
+def test_requests_of_one_prompt_draft_from_one_another(transport: str) -> None:
+    arguments = (str(SAMPLE), "--limit-sessions", "24", "--transport", transport)
+    assert replay(*arguments)["acceptance"]["group"] is None
+    assert replay(*arguments, "--groups")["acceptance"]["group"] > 0.1
+
+
 def test_step_mode_repeats_exactly_with_several_engines() -> None:
     arguments = (str(SAMPLE), "--limit-sessions", "24", "--engines", "2", "--concurrency", "4", "--visibility", "step")
     first, second = replay(*arguments), replay(*arguments)

@@ -19,6 +19,7 @@ def test_compression_is_seen_from_the_content(tmp_path: Path, pack: type[bytes],
     path.write_bytes(pack(GOOD + b"\n" + GOOD))
     first, second = load_trace(str(path))
     assert first.id == second.id == "a"
+    assert first.group == "g"
     assert [[turn.input.tolist(), turn.output.tolist()] for turn in first.turns] == [[[1, 2], [3]], [[], [9, 4]]]
     assert first.length == 5
     assert vocab_size_of([first]) == 10
@@ -38,6 +39,8 @@ def test_compression_is_seen_from_the_content(tmp_path: Path, pack: type[bytes],
         (b'{"turns": [{"input": [], "output": [2097151]}]}', "turns[0].output[0] is 2097151"),
         (b'{"turns": [{"input": [true], "output": []}]}', "turns[0].input[0] is True"),
         (b'{"turns": [{"input": [1.5], "output": []}]}', "turns[0].input[0] is 1.5"),
+        (b'{"turns": [{"input": [1], "output": [2]}], "group": "%s"}' % (129 * b"g"), "group has 129 bytes"),
+        (b'{"turns": [{"input": [1], "output": [2]}], "group": "\\ud800"}', "surrogates"),
         (b"\xff\xfe", "not JSON"),
     ],
 )
@@ -57,6 +60,13 @@ def test_a_truncated_file_is_an_error(tmp_path: Path, pack: type[bytes]) -> None
     )
     with pytest.raises(TraceError):
         load_trace(str(path))
+
+
+@pytest.mark.parametrize(("given", "expected"), [("", ""), ('"group": null,', ""), ('"group": 7,', "7"), ('"group": 0,', "0")])
+def test_a_group_is_a_label_or_none(tmp_path: Path, given: str, expected: str) -> None:
+    path = tmp_path / "t"
+    path.write_text(f'{{{given} "turns": [{{"input": [1], "output": [2]}}]}}')
+    assert load_trace(str(path))[0].group == expected
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n"])

@@ -17,6 +17,8 @@ from transformers import LlamaForCausalLM
 
 from draftd.client import Drafter
 from draftd.client.transformers import drafting
+from draftd.drafter.drafts import SOURCE_GROUP
+from draftd.drafter.params import DraftParams
 from draftd.proto.draftd.v1 import draftd_pb2 as pb
 from draftd.proto.draftd.v1 import draftd_pb2_grpc
 from draftd.server.replay.service import PrivateService
@@ -110,6 +112,17 @@ def test_b_needs_fewer_forward_passes_for_what_a_generated(
     print(f"{transport}: {sum(map(len, expected))} tokens; forward passes: {plain_forwards} plain, {cold} cold, {warm} on what A generated")
     assert cold < plain_forwards
     assert warm < cold / 2
+
+
+def test_calls_of_a_group_draft_from_one_another(service: PrivateService, model: Model, plain: tuple[list[list[int]], int]) -> None:
+    """Only from one another: there is no corpus here."""
+    expected, _ = plain
+    with (
+        attached(service, "grouped", params=DraftParams(use_corpus=False)) as drafter,
+        drafting(model.model, drafter),
+    ):
+        assert [model.generate(PROMPTS[0], draft_group="g") for _ in range(2)] == [expected[0]] * 2
+        assert drafter.stats.accepted[SOURCE_GROUP].sum() > 10
 
 
 def test_a_private_call_gains_and_gives_nothing(service: PrivateService, model: Model, plain: tuple[list[list[int]], int]) -> None:

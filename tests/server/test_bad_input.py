@@ -67,6 +67,14 @@ def test_token_outside_the_vocabulary(service: RunningService, engine: str, bad:
     assert (code, f"tokens[2] is {bad}" in message) == ("INVALID_ARGUMENT", True)
 
 
+@pytest.mark.parametrize("attached", [True, False])
+@pytest.mark.parametrize("document_id", ["", "labelled"])
+def test_label_of_a_group_that_is_too_long(service: RunningService, engine: str, document_id: str, attached: bool) -> None:
+    row = pb.Row(document_id=document_id if attached else "", tokens=[1, 2], prompt_length=1 if attached else 0, group="x" * 129)
+    code, message = error_of(lambda: service.propose([pb.Row(tokens=[1]), row], engine if attached else ""))
+    assert (code, "rows[1].group has 129 bytes; it must have 1 to 128" in message) == ("INVALID_ARGUMENT", True)
+
+
 def test_bad_token_in_a_row_keeps_nothing_of_its_batch(service: RunningService, engine: str) -> None:
     good = pb.Row(document_id="good", tokens=[1, 2, 3], prompt_length=1)
     bad = pb.Row(document_id="bad", tokens=[1, VOCAB], prompt_length=1)

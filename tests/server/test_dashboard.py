@@ -84,7 +84,7 @@ def test_sample_has_what_was_counted_since_the_last() -> None:
     }
     assert first["engines"]["b"] == [0, 0, 0, 0, 0, 0, 1]
     assert first["namespaces"] == {"n": [2, 7, 3, 6, 1, 4, 1]}
-    assert first["sources"] == {"local": [1, 2, 0], "corpus": [1, 5, 3]}
+    assert first["sources"] == {"local": [1, 2, 0], "corpus": [1, 5, 3], "group": [0, 0, 0]}
     assert sum(first["propose"]["mapped"]) == 1
     assert (second["engines"], second["namespaces"], second["propose"]) == ({}, {}, {})
     assert third["engines"] == {"a": [1, 1, 1, 0, 0, 0, 0]}

@@ -144,6 +144,28 @@ def test_detach_commits_open_documents(service: RunningService) -> None:
     assert (service.namespace("left").documents, service.namespace("left").open_documents) == (2, 0)
 
 
+def test_rows_of_a_group_draft_from_one_another_and_that_is_counted(service: RunningService) -> None:
+    """Rows of a batch see what the others of it bring; `group` is read when a row begins."""
+    engine = service.attach("grouped", namespace="grouped").attachment_id
+    alone = {"use_corpus": False, "policy": pb.POLICY_CALIBRATED, "tau": 0.02}
+    rows = [
+        pb.Row(document_id="a", tokens=[1, 50, 51, 52, 53], prompt_length=1, group="g"),
+        pb.Row(document_id="b", tokens=[1, 50, 51], prompt_length=1, group="g"),
+        pb.Row(document_id="c", tokens=[1, 50, 51], prompt_length=1, group="h"),
+        pb.Row(tokens=[1, 50, 51], group="g"),
+    ]
+    drafts = service.propose(rows, engine, **alone).drafts
+    assert [list(draft.tokens)[:2] for draft in drafts] == [[], [52, 53], [], []]
+    assert drafts[1].source == pb.SOURCE_GROUP
+    service.harvest(engine, "a", [54], 5)
+    draft = service.propose([pb.Row(document_id="b", offset=3, tokens=[52, 53], group="h")], engine, **alone).drafts[0]
+    assert list(draft.tokens) == [54]
+    where = '{namespace="grouped",source="group"}'
+    wait_until(lambda: service.metric(f"draftd_num_drafts_total{where}") == 1)
+    assert service.metric(f"draftd_acceptance_length_sum{where}") == 2
+    _detach(service, engine)
+
+
 def test_acceptance_is_measured_from_what_comes_next(service: RunningService) -> None:
     engine = service.attach("measured", namespace="measured").attachment_id
     service.ingest("refrain", REFRAIN, engine, complete=True, wait_visible=True)

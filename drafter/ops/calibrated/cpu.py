@@ -11,8 +11,16 @@ import numpy as np
 from numba import carray
 
 from draftd.drafter.ops.calibrated.cpu_corpus import LEAD_SAMPLES, Segments, count_corpus, find_lanes
-from draftd.drafter.ops.calibrated.cpu_local import count_own
-from draftd.drafter.ops.calibrated.cpu_mixer import CANDIDATE_COUNT, CANDIDATE_TOKENS, PROBABILITIES, VOTE_COUNT, mix, refine
+from draftd.drafter.ops.calibrated.cpu_local import count_group, count_own, group_tokens
+from draftd.drafter.ops.calibrated.cpu_mixer import (
+    CANDIDATE_COUNT,
+    CANDIDATE_TOKENS,
+    PROBABILITIES,
+    SCRATCH_COLUMNS,
+    VOTE_COUNT,
+    mix,
+    refine,
+)
 from draftd.drafter.ops.calibrated.cpu_tally import COLUMNS, SEEN, make_tally
 from draftd.drafter.ops.intrinsics import int32_pointer
 from draftd.drafter.ops.kernel import kernel
@@ -26,7 +34,7 @@ def draft_calibrated(
     addresses: Any, row_lengths: Any, use_corpus: Any, use_local: bool,
     text: Any, main: Any, main_length: int, buckets: Any, shift: int, recent: Any, recent_length: int, live_text: Any, live: Any,
     live_length: int, ring_start: int, ring: int, depth: int,
-    calibration: Any, branches: int, tau: float, longest_row: int,
+    calibration: Any, branches: int, tau: float, longest_row: int, members: Any, places: Any,
     out_tokens: Any, out_survival: Any, out_parents: Any, out_counts: Any, out_source: Any, out_match: Any, out_occurrences: Any,
     out_ints: Any, out_floats: Any,
 ) -> None:  # fmt: skip
@@ -42,6 +50,8 @@ def draft_calibrated(
         branches: Most tokens that may follow one: 1 makes chains.
         tau: Least survival of a drafted token.
         longest_row: max(row_lengths).
+        members, places: What the rows' groups have generated; see draftd.drafter.groups.GroupTexts. Without rows that have one both are
+            empty.
         out_tokens: int32 [n, k], filled with -1; out_survival: float32 [n, k], zeros; out_parents: int32 [n, k], filled with -1;
             out_counts, out_source, out_match, out_occurrences: int32 [n], zeros.
         out_ints: int32 [n, k + 1, EVIDENCE_INTS]; out_floats: float32 [n, k + 1, EVIDENCE_FLOATS]; out: the state before any token and
@@ -53,9 +63,15 @@ def draft_calibrated(
     k = out_tokens.shape[1]
     own = make_tally(longest_row + k + 1)
     corpus = make_tally(2 * LEAD_SAMPLES)
+    group = corpus
+    if len(places) > 0:
+        most = np.int64(0)
+        for r in range(len(places)):
+            most = max(most, group_tokens(members, places[r]))
+        group = make_tally(most)
     statistics = np.zeros((SOURCES, LEVELS, COLUMNS), np.int64)
     tops = np.zeros(SOURCES, np.int64)
-    scratch = np.empty((MAX_VOTES, 4), np.float64)
+    scratch = np.empty((MAX_VOTES, SCRATCH_COLUMNS), np.float64)
     sources = np.zeros(CANDIDATES, np.int64)
     kept = np.zeros(k + 1, np.int64)
     lows = np.zeros((k + 1, REACH + 1, 3), np.int64)
@@ -89,8 +105,9 @@ def draft_calibrated(
                     index, tail, end, kept[parent] if state > 0 else -1, lows[parent], highs[parent], lows[state], highs[state]
                 )  # fmt: skip
                 tops[1], lowest = count_corpus(index, tail, end, kept[state], lows[state], highs[state], corpus, statistics[1])
+            tops[2] = count_group(members, places[r], tail, end, group, statistics[2]) if r < len(places) else -1
             ints, floats = out_ints[r, state], out_floats[r, state]
-            mix(calibration, statistics, tops, own, corpus, lowest, scratch, ints, floats, sources)
+            mix(calibration, statistics, tops, own, corpus, group, lowest, scratch, ints, floats, sources)
             survival = np.float64(out_survival[r, state - 1]) if state > 0 else 1.0
             offered = 0
             for place in range(min(branches, ints[CANDIDATE_COUNT])):

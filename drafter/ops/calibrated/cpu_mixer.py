@@ -55,6 +55,10 @@ FEATURE_VALUES = PROBABILITIES + CANDIDATES
 EVIDENCE_FLOATS = FEATURE_VALUES + CANDIDATES * FEATURES
 """And in float32: the candidates' probabilities, then the features of each."""
 
+_TOTAL, _TOKEN = SOURCES, SOURCES + 1
+SCRATCH_COLUMNS = SOURCES + 2
+"""Of each voted token: its best estimate in each source, the sum of all, and the token."""
+
 _LENGTHS = np.array(LENGTHS, np.int64)
 _LENGTH_BUCKETS = np.array(LENGTH_BUCKETS, np.int64)
 _SHARES = np.array(SHARE_BOUNDS, np.float64)
@@ -114,17 +118,31 @@ def _count(statistics: Any, tally: Any, lowest: int, level: int, token: int) -> 
     return count_at(tally, token, level) if level >= lowest else np.int64(0)
 
 
+@kernel(inline="always")
+def _best(scratch: Any, place: int) -> float:
+    """The best estimate of a token over all sources."""
+    return max(max(scratch[place, 0], scratch[place, 1]), scratch[place, 2])
+
+
+@kernel(inline="always")
+def _second(scratch: Any, place: int) -> float:
+    """The best one of the sources but for that of the best."""
+    low, high = min(scratch[place, 0], scratch[place, 1]), max(scratch[place, 0], scratch[place, 1])
+    return max(low, min(high, scratch[place, 2]))
+
+
 @kernel
 def mix(
-    calibration: Any, statistics: Any, tops: Any, own: Any, corpus: Any, lowest: int, scratch: Any, ints: Any, floats: Any, sources: Any
+    calibration: Any, statistics: Any, tops: Any, own: Any, corpus: Any, group: Any, lowest: int, scratch: Any, ints: Any, floats: Any,
+    sources: Any,
 ) -> None:  # fmt: skip
     """Fills a state's evidence.
 
     Args:
         calibration: float32 [CALIBRATION_WORDS].
         statistics: int64 [SOURCES, LEVELS, COLUMNS]; tops: int64 [SOURCES], the longest level of each source, -1 for none.
-        own, corpus: Their tallies; the corpus's holds levels from `lowest` on.
-        scratch: float64 [MAX_VOTES, 4].
+        own, corpus, group: Their tallies; the corpus's holds levels from `lowest` on.
+        scratch: float64 [MAX_VOTES, SCRATCH_COLUMNS].
         ints: int32 [EVIDENCE_INTS]; out. floats: float32 [EVIDENCE_FLOATS]; out.
         sources: int64 [CANDIDATES]; out, the source whose vote for a candidate is the best.
     """
@@ -159,37 +177,36 @@ def mix(
                 ints[VOTE_CELLS + votes] = fine
                 votes += 1
                 place = 0
-                while place < voted and scratch[place, 3] != token:
+                while place < voted and scratch[place, _TOKEN] != token:
                     place += 1
                 if place == voted:
-                    scratch[place, 0] = 0.0
-                    scratch[place, 1] = 0.0
-                    scratch[place, 2] = 0.0
-                    scratch[place, 3] = token
+                    for column in range(_TOKEN):
+                        scratch[place, column] = 0.0
+                    scratch[place, _TOKEN] = token
                     voted += 1
                 scratch[place, source] = max(scratch[place, source], estimate)
-                scratch[place, 2] += estimate
+                scratch[place, _TOTAL] += estimate
     ints[VOTE_COUNT] = votes
     kept = min(voted, CANDIDATES)
     ints[CANDIDATE_COUNT] = kept
-    longest = max(tops[0], tops[1])
+    longest = max(max(tops[0], tops[1]), tops[2])
     weights = _LENGTH_BUCKETS[longest] if longest >= 0 else 0
     ints[WEIGHTS] = weights
     for rank in range(kept):
         best = rank
         for place in range(rank + 1, voted):
-            q, most = max(scratch[place, 0], scratch[place, 1]), max(scratch[best, 0], scratch[best, 1])
-            if q > most or (q == most and scratch[place, 2] > scratch[best, 2]):
+            q, most = _best(scratch, place), _best(scratch, best)
+            if q > most or (q == most and scratch[place, _TOTAL] > scratch[best, _TOTAL]):
                 best = place
-        for column in range(4):
+        for column in range(SCRATCH_COLUMNS):
             scratch[rank, column], scratch[best, column] = scratch[best, column], scratch[rank, column]
     for rank in range(kept):
-        token = np.int64(scratch[rank, 3])
-        first = max(scratch[rank, 0], scratch[rank, 1])
-        second = min(scratch[rank, 0], scratch[rank, 1])
+        token = np.int64(scratch[rank, _TOKEN])
+        first = _best(scratch, rank)
+        second = _second(scratch, rank)
         other = 1 if rank == 0 else 0
-        rival = max(scratch[other, 0], scratch[other, 1]) if kept > 1 else 0.0
-        total = scratch[rank, 2]
+        rival = _best(scratch, other) if kept > 1 else 0.0
+        total = scratch[rank, _TOTAL]
         blended = ESCAPE_FLOOR
         for level in range(max(0, longest - 1), longest + 1):
             count, seen, distinct = np.int64(0), np.int64(0), np.int64(0)
@@ -201,6 +218,11 @@ def mix(
             if level <= tops[1]:
                 of = statistics[1, level]
                 count += _count(statistics[1], corpus, lowest, level, token)
+                seen += of[SEEN]
+                distinct += of[DISTINCT]
+            if level <= tops[2]:
+                of = statistics[2, level]
+                count += _count(statistics[2], group, 0, level, token)
                 seen += of[SEEN]
                 distinct += of[DISTINCT]
             blended = (count + distinct * blended) / (seen + distinct)
@@ -219,7 +241,10 @@ def mix(
             score += np.float64(calibration[of_weights + feature]) * floats[at + feature]
         floats[PROBABILITIES + rank] = _clip(1.0 / (1.0 + math.exp(-score)))
         ints[CANDIDATE_TOKENS + rank] = token
-        sources[rank] = 0 if scratch[rank, 0] >= scratch[rank, 1] else 1
+        sources[rank] = 0
+        for source in range(1, SOURCES):
+            if scratch[rank, source] > scratch[rank, sources[rank]]:
+                sources[rank] = source
 
 
 @kernel

@@ -28,6 +28,7 @@ from draftd.drafter.ops.kernel import kernel
 def draft_calibrated_versioned(
     control: Any, pins: Any, header: Any, text: Any, main: Any, buckets: Any, recent: Any, live_text: Any, live: Any, ring: int,
     calibration: Any, addresses: Any, row_lengths: Any, use_corpus: Any, use_local: bool, branches: int, tau: float, longest_row: int,
+    members: Any, places: Any,
     out_tokens: Any, out_survival: Any, out_parents: Any, out_counts: Any, out_source: Any, out_match: Any, out_occurrences: Any,
     out_ints: Any, out_floats: Any,
 ) -> int:  # fmt: skip
@@ -60,7 +61,7 @@ def draft_calibrated_versioned(
                 header[HEADER_BUCKET_SHIFT], recent[words[DESC_RECENT_BUFFER]], words[DESC_RECENT_LENGTH],
                 live_text[words[DESC_LIVE_BUFFER]], live[words[DESC_LIVE_BUFFER]], words[DESC_LIVE_LENGTH],
                 words[DESC_RING_START], ring, header[HEADER_DEPTH],
-                calibration[observe(header, HEADER_CALIBRATION) & 1], branches, tau, longest_row,
+                calibration[observe(header, HEADER_CALIBRATION) & 1], branches, tau, longest_row, members, places,
                 out_tokens, out_survival, out_parents, out_counts, out_source, out_match, out_occurrences, out_ints, out_floats,
             )  # fmt: skip
             if is_whole(header, number):

@@ -77,7 +77,6 @@ class State:
     votes: list[Vote]
     candidates: list[Candidate]
     weights: int
-    top: tuple[int, int]
 
 
 @dataclass(slots=True)
@@ -123,6 +122,25 @@ def own_followers(text: Sequence[int]) -> list[Followers]:
         for at in range(length, len(text)):
             if tuple(text[at - length : at]) == suffix:
                 table.setdefault(suffix, Followers()).add(text[at])
+    return _levels(text, table)
+
+
+def group_followers(text: Sequence[int], outputs: Sequence[Sequence[int]]) -> list[Followers]:
+    """The same, of occurrences in what the others of the request's group have generated; outputs come from the oldest to the newest.
+
+    The last GROUP_TOKENS tokens of all outputs count; nothing matches across two of them.
+    """
+    counted: list[Sequence[int]] = []
+    left = policy.GROUP_TOKENS
+    for output in reversed(outputs):
+        counted.append(output[max(0, len(output) - left) :])
+        left -= len(counted[-1])
+    table: dict[tuple[int, ...], Followers] = {}
+    for output in reversed(counted):
+        for at in range(1, len(output)):
+            for length in LENGTHS:
+                if length <= at and tuple(output[at - length : at]) == tuple(text[-length:]):
+                    table.setdefault(tuple(text[-length:]), Followers()).add(output[at])
     return _levels(text, table)
 
 
@@ -198,7 +216,7 @@ def estimate(calibration: NDArray[np.float32], voted: Vote) -> float:
 
 
 class Estimates(NamedTuple):
-    """A voted token: its best estimate, that of the other source (0 if it did not vote for it), and the sum of all."""
+    """A voted token: its best estimate, the best one of the other sources (0 if none voted for it), and the sum of all."""
 
     token: int
     first: float
@@ -212,15 +230,15 @@ def rank(calibration: NDArray[np.float32], votes: Sequence[Vote]) -> list[Estima
     total: dict[int, float] = {}
     for voted in votes:
         q = estimate(calibration, voted)
-        of = best.setdefault(voted.token, [0.0, 0.0])
+        of = best.setdefault(voted.token, [0.0] * policy.SOURCES)
         of[voted.source] = max(of[voted.source], q)
         total[voted.token] = total.get(voted.token, 0.0) + q
-    estimates = [Estimates(token, max(of), min(of), total[token]) for token, of in best.items()]
+    estimates = [Estimates(token, max(of), sorted(of)[-2], total[token]) for token, of in best.items()]
     return sorted(estimates, key=lambda e: (-e.first, -e.total))
 
 
 def blend(token: int, sources: Sequence[Sequence[Followers]]) -> float:
-    """The token's share at the two longest levels, counts of both sources together, the longer one escaping to the shorter.
+    """The token's share at the two longest levels, counts of all sources together, the longer one escaping to the shorter.
 
     The escape is PPM's method C (Moffat 1990): as many as there are distinct followers.
     """
@@ -235,9 +253,15 @@ def blend(token: int, sources: Sequence[Sequence[Followers]]) -> float:
     return clip(probability)
 
 
-def look(calibration: NDArray[np.float32], text: Sequence[int], corpus: Corpus | None, use_local: bool) -> State:
-    """What may come after a text."""
-    sources = [own_followers(text) if use_local else [], corpus.followers(text) if corpus is not None else []]
+def look(
+    calibration: NDArray[np.float32], text: Sequence[int], corpus: Corpus | None, use_local: bool, group: Sequence[Sequence[int]] = ()
+) -> State:
+    """What may come after a text; `group` as propose has it."""
+    sources = [
+        own_followers(text) if use_local else [],
+        corpus.followers(text) if corpus is not None else [],
+        group_followers(text, group),
+    ]
     votes = [v for source, levels in enumerate(sources) for v in votes_of(source, levels)]
     ranked = rank(calibration, votes)[: policy.CANDIDATES]
     longest = max(map(len, sources)) - 1
@@ -258,7 +282,7 @@ def look(calibration: NDArray[np.float32], text: Sequence[int], corpus: Corpus |
         )
         score = sum(float(w) * f for w, f in zip(mixer[place], features, strict=False))
         candidates.append(Candidate(token, clip(1 / (1 + math.exp(-score))), features))
-    return State(votes, candidates, weights, (len(sources[0]), len(sources[1])))
+    return State(votes, candidates, weights)
 
 
 def by_probability(state: State) -> list[Candidate]:
@@ -304,6 +328,7 @@ def propose(
     tau: float,
     branches: int = 1,
     use_local: bool = True,
+    group: Sequence[Sequence[int]] = (),
 ) -> OracleDraft:
     """The draft for a row: tokens in the order of their survival, as long as that is at least `tau`.
 
@@ -311,6 +336,7 @@ def propose(
         calibration: float32 [CALIBRATION_WORDS].
         nodes: Most tokens.
         branches: Most tokens that may follow one: 1 makes a chain.
+        group: What the others of the row's group have generated, from the oldest to the newest.
     """
     draft = OracleDraft([], {})
     waiting: list[tuple[float, int, int, int]] = []
@@ -323,7 +349,7 @@ def propose(
         while at >= 0:
             path.append(draft.nodes[at].token)
             at = draft.nodes[at].parent
-        state = look(calibration, [*row, *reversed(path)], corpus, use_local)
+        state = look(calibration, [*row, *reversed(path)], corpus, use_local, group)
         draft.states[place + 1] = state
         for order, candidate in enumerate(by_probability(state)[:branches]):
             refined = refine(calibration, candidate.probability, order, survival)

@@ -19,6 +19,7 @@ class Source(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SOURCE_UNSPECIFIED: _ClassVar[Source]
     SOURCE_LOCAL: _ClassVar[Source]
     SOURCE_CORPUS: _ClassVar[Source]
+    SOURCE_GROUP: _ClassVar[Source]
 
 class Policy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -40,6 +41,7 @@ TRANSPORT_INLINE: Transport
 SOURCE_UNSPECIFIED: Source
 SOURCE_LOCAL: Source
 SOURCE_CORPUS: Source
+SOURCE_GROUP: Source
 POLICY_UNSPECIFIED: Policy
 POLICY_CALIBRATED: Policy
 POLICY_TREE: Policy
@@ -258,7 +260,7 @@ class HeartbeatResponse(_message.Message):
     def __init__(self, lease_ms: _Optional[int] = ..., indexes: _Optional[_Iterable[_Union[IndexMap, _Mapping]]] = ..., device: _Optional[_Union[DeviceMap, _Mapping]] = ...) -> None: ...
 
 class Row(_message.Message):
-    __slots__ = ("tokens", "packed_tokens", "document_id", "offset", "prompt_length", "namespace", "private", "row_index")
+    __slots__ = ("tokens", "packed_tokens", "document_id", "offset", "prompt_length", "namespace", "private", "row_index", "group")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PACKED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DOCUMENT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -267,6 +269,7 @@ class Row(_message.Message):
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     PRIVATE_FIELD_NUMBER: _ClassVar[int]
     ROW_INDEX_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     packed_tokens: bytes
     document_id: str
@@ -275,7 +278,8 @@ class Row(_message.Message):
     namespace: str
     private: bool
     row_index: int
-    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., packed_tokens: _Optional[bytes] = ..., document_id: _Optional[str] = ..., offset: _Optional[int] = ..., prompt_length: _Optional[int] = ..., namespace: _Optional[str] = ..., private: _Optional[bool] = ..., row_index: _Optional[int] = ...) -> None: ...
+    group: str
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., packed_tokens: _Optional[bytes] = ..., document_id: _Optional[str] = ..., offset: _Optional[int] = ..., prompt_length: _Optional[int] = ..., namespace: _Optional[str] = ..., private: _Optional[bool] = ..., row_index: _Optional[int] = ..., group: _Optional[str] = ...) -> None: ...
 
 class ProposeRequest(_message.Message):
     __slots__ = ("attachment_id", "rows", "parameters", "packed", "vocab_size", "sequence", "batch")
