@@ -387,8 +387,8 @@ def measured_by(module: str, flags: list[str], environment: dict[str, str]) -> l
 def handle() -> list[Row]:
     """Microseconds that drafting over HANDLE takes an engine's stream, without MPS and with it; see bench/handle.py."""
     rows: list[Row] = []
-    with under_mps() as mps:
-        for name, must, environment in (("without MPS", "350", dict(os.environ)), ("with MPS", "60", mps)):
+    with under_mps() as clients:
+        for name, must, environment in (("without MPS", "350", dict(os.environ)), ("with MPS", "60", clients)):
             if environment is not None:
                 for batch, stream_us, *_ in measured_by("bench.handle", [], environment):
                     rows.append([f"handle {name}, batch {batch}: a draft on the engine's stream, us", stream_us, must])

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +131,7 @@ class Fleet:
         return self.replicas[name]
 
     def _namespaces_of(self, name: str) -> str:
-        """An engine learns in the first of its namespaces only."""
+        """All namespaces, separated by commas; a replica's own come first, since an engine teaches its first few only."""
         return ",".join(sorted(self.namespaces, key=lambda namespace: not namespace.startswith(f"{name}-")))
 
     def count(self, metric: str) -> float:
@@ -255,7 +255,7 @@ def measure(fleet: Fleet, table: Table) -> list[str]:
     return [note, *([f"MISSED: {note}"] if abs(ours - theirs) > COUNTS_APART * theirs else [])]
 
 
-def check_exact(fleet: Fleet, _: Table) -> list[str]:
+def check_exact(fleet: Fleet) -> list[str]:
     """Compares outputs where a number does not depend on the batch it is computed in."""
     texts = prompts(EXACT_PROMPTS, 500)
     plain = fleet.replicas["none-exact"].run(texts, EXACT_BATCH, gaps=True)
@@ -273,7 +273,7 @@ def check_exact(fleet: Fleet, _: Table) -> list[str]:
     return notes
 
 
-def check_kills(fleet: Fleet, _: Table) -> list[str]:
+def check_kills(fleet: Fleet) -> list[str]:
     """Kills and restarts the service, then replica A, while B answers."""
     texts = prompts(96, 5000)
     b = fleet.replicas["B"]
@@ -364,10 +364,14 @@ def _run(fleet: Fleet, table: Table) -> int:
     fleet.wait_attached(len(shared))
     notes = [f"all replicas ready after {started_s:.0f} s; Model Runner V2: {about['B']['v2']}, asynchronous: {about['B']['asynchronous']}"]
     print(notes[0], file=sys.stderr, flush=True)
-    parts = {measure: True, check_exact: not given.no_exact, check_kills: not given.no_kills}
-    for part in (part for part, wanted in parts.items() if wanted):
+    parts: list[Callable[[], list[str]]] = [lambda: measure(fleet, table)]
+    if not given.no_exact:
+        parts.append(lambda: check_exact(fleet))
+    if not given.no_kills:
+        parts.append(lambda: check_kills(fleet))
+    for part in parts:
         try:
-            notes += part(fleet, table)
+            notes += part()
         except (RuntimeError, OSError) as error:
             # What has been measured until then is reported all the same.
             notes.append(f"MISSED: {error}")

@@ -6,15 +6,17 @@ A launch within `together` is not made: what it would run is compiled by threads
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 import triton
 
 from draftd.drafter.ops.warp import INTERPRETED
+
+T = TypeVar("T")
 
 _MOST_THREADS = 16
 _compiling: ContextVar[bool] = ContextVar("compiling", default=False)
@@ -41,3 +43,12 @@ def together() -> Iterator[None]:
             yield
     finally:
         _compiling.reset(token)
+
+
+def warm_up(launch_one: Callable[[T], object], cases: Sequence[T]) -> None:
+    """Calls `launch_one` for each case, once all kernels that it launches have been compiled, together; see `together` for errors."""
+    with together():
+        for case in cases:
+            launch_one(case)
+    for case in cases:
+        launch_one(case)

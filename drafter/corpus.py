@@ -594,11 +594,7 @@ class Corpus(RefreshCycle):
     @property
     def device_failure(self) -> str:
         """Why a GPU does nothing more for this process; empty if all do. See cuda_memory.device_failure."""
-        if not self.device_indexes:
-            return ""
-        from draftd.drafter.cuda_memory import device_failure
-
-        return next((failure for part in self.device_indexes if (failure := device_failure(part.memory.device))), "")
+        return next((failure for part in self.device_indexes if (failure := part.memory.failure)), "")
 
     @property
     def directory(self) -> Path:

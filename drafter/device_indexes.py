@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import get_args
@@ -259,14 +259,12 @@ class DeviceIndexes:
 
     def warm_up(self, name: str, row: NDArray[np.int32]) -> None:
         """See Indexes. A kernel for each way in which a batch is spread, for the usual parameters; others are compiled when asked for."""
-        for context in (compiling.together(), nullcontext()):
-            with context:
-                for policy in get_args(Policy):
-                    params = DraftParams(max_depth=self._config.depth, policy=policy)
-                    for batch in (1, 128, 256, 512) if self.memory.on_gpu else (1,):
-                        self.draft([row] * batch, [name] * batch, params)
-                    if self.memory.on_gpu:
-                        self.draft([np.tile(row, LONG_ROW_TOKENS // len(row) + 1)], [name], params)
+        batches = [[row]]
+        if self.memory.on_gpu:
+            batches += [[row] * 128, [row] * 256, [row] * 512, [np.tile(row, LONG_ROW_TOKENS // len(row) + 1)]]
+        rules = [DraftParams(max_depth=self._config.depth, policy=policy) for policy in get_args(Policy)]
+        cases = [(rows, params) for params in rules for rows in batches]
+        compiling.warm_up(lambda case: self.draft(case[0], [name] * len(case[0]), case[1]), cases)
 
 
 def _checked(name: str) -> torch.device:

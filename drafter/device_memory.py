@@ -126,6 +126,11 @@ class DeviceMemory:
             return False
 
     @property
+    def failure(self) -> str:
+        """See cuda_memory.device_failure."""
+        return cuda_memory.device_failure(self.device)
+
+    @property
     def _step(self) -> int:
         """int32 elements that stretches are multiples of."""
         return self.piece_bytes // 4

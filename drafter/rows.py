@@ -168,7 +168,8 @@ class RowBlock:
         ends = at + counts
         if ends.max(initial=0) > self.max_length:
             raise ValueError(f"row of {ends.max()} tokens is longer than {self.max_length}")
-        for slot, end in zip(slots[ends > self._reserved[slots]].tolist(), ends[ends > self._reserved[slots]].tolist(), strict=True):
+        outgrown = ends > self._reserved[slots]
+        for slot, end in zip(slots[outgrown].tolist(), ends[outgrown].tolist(), strict=True):
             self._reserve(slot, end)
         put_tokens(self.tokens, slots, at, tokens, counts)
         publish_column(self.slots, slots, layout.SLOT_LENGTH, ends)

@@ -233,18 +233,19 @@ class DeviceTensors:
             pins=self._pin.words,
         )
         torch.cuda.current_stream(self._sharing.device).synchronize()
+        drafter = self._drafter
+
+        def draft(size: int) -> None:
+            drafter.propose(self._tokens, self._lengths, self._rows[:size], self.namespaces, self._drafts.first(size))
+
         with torch.cuda.stream(self._stream):
-            with compiling.together():
-                for size in sizes:
-                    self._drafter.propose(self._tokens, self._lengths, self._rows[:size], self.namespaces, self._drafts.first(size))
+            compiling.warm_up(draft, sizes)
+            self._stream.synchronize()
             for size in sizes:
-                arguments = (self._tokens, self._lengths, self._rows[:size], self.namespaces, self._drafts.first(size))
-                self._drafter.propose(*arguments)
-                self._stream.synchronize()
                 mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
                 cuda_memory.call("cuStreamBeginCapture", self._raw_stream, mode)
                 try:
-                    self._drafter.propose(*arguments)
+                    draft(size)
                 finally:
                     graph = cuda_memory.call("cuStreamEndCapture", self._raw_stream)
                 self._graphs[size] = cuda_memory.call("cuGraphInstantiate", graph, 0)

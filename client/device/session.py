@@ -302,9 +302,7 @@ class DeviceSession:
 
     def _warm_up(self, max_batch: int) -> None:
         """Compiles the kernels for every batch size, so that no step waits for a compiler."""
-        for context in (compiling.together(), nullcontext()):
-            with context:
-                for batch in sorted({1, *(size for size in (65, 193, 385) if size <= max_batch), max_batch}):
-                    nowhere = torch.full((batch,), -1, dtype=torch.int32, device=self.device)
-                    self.propose(nowhere)
+        nowhere = torch.full((max_batch,), -1, dtype=torch.int32, device=self.device)
+        batches = sorted({1, *(size for size in (65, 193, 385) if size <= max_batch), max_batch})
+        compiling.warm_up(lambda batch: self.propose(nowhere[:batch]), batches)
         torch.cuda.current_stream(self.device).synchronize()

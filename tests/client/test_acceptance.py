@@ -66,9 +66,7 @@ def test_the_longest_draft_and_the_longest_row() -> None:
     wanted=st.integers(0, 20),
     late=st.booleans(),
 )
-def test_drafts_past_the_end_of_a_request_do_not_count(
-    steps: list[tuple[list[int], list[int]]], wanted: int, late: bool
-) -> None:  # fmt: skip
+def test_drafts_past_the_end_of_a_request_do_not_count(steps: list[tuple[list[int], list[int]]], wanted: int, late: bool) -> None:
     """The last step came before it was known that the request had ended; the engine itself does not count its draft."""
     table = RowTable(np.zeros((1, 32), np.int32), np.zeros(1, np.int32), 3)
     stats, expected = EngineStats(), EngineStats()
