@@ -123,7 +123,7 @@ class Fleet:
             environment |= {
                 "VLLM_PLUGINS": "draftd", "DRAFTD_ENDPOINT": self.service.endpoint, "DRAFTD_VLLM_ENGINE": name,
                 "DRAFTD_VLLM_NAMESPACE": "warm", "DRAFTD_VLLM_NAMESPACES": self._namespaces_of(name), "DRAFTD_VLLM_ATTACH_S": "120",
-                "DRAFTD_VLLM_GRAPHS": "1" if self.given.graphs else "0", "DRAFTD_VLLM_POLICY": policy,
+                "DRAFTD_VLLM_GRAPHS": str(int(not self.given.no_graphs)), "DRAFTD_VLLM_POLICY": policy,
             }  # fmt: skip
         if invariant:
             environment["VLLM_BATCH_INVARIANT"] = "1"
@@ -329,7 +329,7 @@ def main() -> int:
     arguments.add_argument("--rounds", type=int, default=3, help="runs of each cell, whose median counts")
     arguments.add_argument("--device", default="cuda", help="the service's")
     arguments.add_argument("--cudagraph-mode", default="FULL_AND_PIECEWISE", help="vLLM's; FULL_DECODE_ONLY: no graphs of prefills")
-    arguments.add_argument("--graphs", action="store_true", help="set DRAFTD_VLLM_GRAPHS")
+    arguments.add_argument("--no-graphs", action="store_true", help="launch each of draftd's kernels: DRAFTD_VLLM_GRAPHS=0")
     arguments.add_argument("--adaptive", action="store_true", help="adaptive verification where draftd drafts")
     arguments.add_argument("--policies", action="store_true", help="compare the rules too, with adaptive verification and without")
     arguments.add_argument("--no-exact", action="store_true", help="do not compare outputs in batch-invariant mode")

@@ -63,6 +63,7 @@ class Drafter:
         strict: Raise `FailOpen` and `DraftdError` instead of failing open; for tests.
         credentials: TLS and the token; None takes the DRAFTD_CLIENT_* variables.
         device, device_uuid: For DeviceSession, which drafts on the GPU of that UUID.
+        stats: Where to count, beside what is counted there already; None: in memory of its own.
 
     Raises:
         InvalidArgument: An argument is outside its range. A service that is not there is not an error.
@@ -88,6 +89,7 @@ class Drafter:
         credentials: Credentials | None = None,
         device: DeviceLink | None = None,
         device_uuid: str = "",
+        stats: EngineStats | None = None,
     ) -> None:
         self._config = ClientConfig(
             endpoint=endpoint or default_endpoint(),
@@ -110,7 +112,7 @@ class Drafter:
         tokens = tensors.tokens if tensors else np.empty((max_rows, max_length), np.int32)
         lengths = tensors.lengths if tensors else np.zeros(max_rows, np.int32)
         self._table = RowTable(tokens, lengths, vocab_size)
-        self._stats = EngineStats()
+        self._stats = stats or EngineStats()
         self._pending = PendingDrafts(self._table, self._stats, k, late=device is not None)
         self._log = FailOpenLog(engine, self._stats)
         self._load = Load()

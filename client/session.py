@@ -107,9 +107,10 @@ class Session:
         self.alive = False
 
     def _run(self) -> None:
-        # Compiles the kernel, so that no step waits for it.
-        propose_local(np.zeros((1, 2), np.int32), np.full(1, 2, np.int64), np.zeros(1, np.int32), DraftParams())
-        self.prepared = True
+        if not self._config.device_uuid:
+            # Compiles the kernel, so that no step waits for it.
+            propose_local(np.zeros((1, 2), np.int32), np.full(1, 2, np.int64), np.zeros(1, np.int32), DraftParams())
+            self.prepared = True
         pause = _FIRST_PAUSE_S
         while not self._stop.is_set():
             try:

@@ -1,36 +1,45 @@
 """An engine's drafting on its GPU: kernels on its own stream, over its own token buffer, from the service's index.
 
 No message and no wait for the host is on the decode path. What the rows become reaches the service off it: told by the engine
-(`committed`), or carried by the stream (`collect`). The session never raises in the decode loop unless it is strict.
+(`committed`), or carried by the stream (`collect`) to a helper process, which has an interpreter of its own. The session never raises in
+the decode loop unless it is strict.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
+from draftd.client.config import ClientConfig, default_endpoint
 from draftd.client.credentials import Credentials
-from draftd.client.device.carrier import Carrier
+from draftd.client.device.collector import Collector
 from draftd.client.device.memory import MappedMemory, Received
-from draftd.client.drafter import Drafter
+from draftd.client.failopen import FailOpen
+from draftd.client.helper import Greeting
+from draftd.client.helper_process import HelperProcess
 from draftd.drafter import compiling
 from draftd.drafter.cuda_memory import device_uuid
 from draftd.drafter.device import DeviceDrafts
 from draftd.drafter.device_layout import PIN_MAPPED
 from draftd.drafter.device_rules import DeviceRule
 from draftd.drafter.errors import InvalidArgument
-from draftd.drafter.lessons import Learned
+from draftd.drafter.ops.collect.ring import RingShape
 from draftd.drafter.params import DraftParams
 from draftd.drafter.stats import EngineStats
 from draftd.proto.draftd.v1 import draftd_pb2 as pb
+
+_ANSWER_S = 5.0
+"""How much longer than it was asked to wait the helper may take to say so."""
 
 
 class DeviceSession:
@@ -63,6 +72,7 @@ class DeviceSession:
     Raises:
         InvalidArgument: An argument is outside its range. A service that is not there is not an error.
         CudaError: The GPU cannot map another process's memory; the message says why.
+        OSError: There is no memory for what is carried to the host.
     """
 
     def __init__(
@@ -91,8 +101,15 @@ class DeviceSession:
         if self.params.branches != 1:
             raise InvalidArgument(f"params.branches is {self.params.branches}; on a GPU drafts are chains: 1", "params.branches")
         self.device = tokens.device
+        config = ClientConfig(
+            endpoint=endpoint or default_endpoint(), engine=engine, vocab_size=vocab_size, k=self.params.k, max_rows=rows,
+            max_length=max_length, namespace=namespace, extra_namespaces=tuple(extra_namespaces), transport="mapped", timeout_ms=1,
+            params=self.params, tokenizer_fingerprint=tokenizer_fingerprint, strict=strict,
+            credentials=Credentials.from_environment() if credentials is None else credentials,
+        )  # fmt: skip
         self._tokens, self._lengths_of_rows = tokens, lengths
         self._default = namespace
+        self._strict = strict
         self._mapping = threading.Lock()
         self._launching = threading.Lock()
         self.memory = MappedMemory(self.device)
@@ -106,19 +123,18 @@ class DeviceSession:
             )  # fmt: skip
             self._out = DeviceDrafts.empty(max_batch, self.params.k, self.device)
             self._warm_up(max_batch)
+            shape = RingShape(max_batch, self.params.k, self._rule.lessons is not None)
+            self._collector = Collector(tokens, lengths, shape)
         self._lock = threading.RLock()
         self.headers: dict[str, int] = {}
         self._names: list[str | None] = [None] * rows
-        self._learned: dict[str, Learned] = {}
         self._remapping = False
-        self._drafter = Drafter(
-            endpoint, engine=engine, vocab_size=vocab_size, k=self.params.k, max_rows=rows, max_length=max_length, namespace=namespace,
-            extra_namespaces=extra_namespaces, transport="mapped", params=self.params, tokenizer_fingerprint=tokenizer_fingerprint,
-            strict=strict, credentials=credentials, device=self, device_uuid=device_uuid(self.device),
+        greeting = Greeting(
+            endpoint=config.endpoint, engine=engine, vocab_size=vocab_size, max_rows=rows, max_length=max_length, namespace=namespace,
+            extra_namespaces=config.extra_namespaces, params=self.params, tokenizer_fingerprint=tokenizer_fingerprint, strict=strict,
+            credentials=config.credentials, device_uuid=device_uuid(self.device), shape=shape,
         )  # fmt: skip
-        self._carrier = Carrier(
-            self._drafter, self._lock, tokens, lengths, max_batch, self.params.k, self._learned_of if self._rule.lessons else None
-        )
+        self._helper = HelperProcess(self._collector.block, lambda: self._greeting(greeting), self._remap_sent)
 
     # -- what an engine calls ------------------------------------------------------------------------------------------------
 
@@ -136,13 +152,14 @@ class DeviceSession:
         name = None if private else self._default if namespace is None else namespace
         held = np.array(tokens)
         document_id = document_id or uuid.uuid4().hex
-        with self._lock:
-            self._names[row] = name
-            if not self._remapping:
-                self._namespaces[row].fill_(self.headers.get(name, -1) if name is not None else -1)
-            self._carrier.begin(
-                row, len(held), lambda: self._drafter.start(row, held, document_id, namespace, private, prompt_length=prompt_length)
-            )
+        generation = 0
+        if 0 <= row < len(self._names):
+            with self._lock:
+                self._names[row] = name
+                if not self._remapping:
+                    self._namespaces[row].fill_(self.headers.get(name, -1) if name is not None else -1)
+                generation = self._collector.begin(row, held.size)
+        self._tell("start", row, generation, held, document_id, namespace, private, prompt_length)
 
     def propose(self, rows: torch.Tensor, out: DeviceDrafts | None = None) -> DeviceDrafts:
         """Drafts for rows, on the current stream; nothing waits for the host, and it can be captured.
@@ -166,14 +183,14 @@ class DeviceSession:
 
         By the rule `calibrated`, a few rows of each batch also carry what their drafts were decided from, to be learned from.
         """
+        if not self._collector.launched:
+            self._tell("carry")
         with torch.cuda.device(self.device):
-            self._carrier.launch(rows, drafts, self._rule.lessons)
+            self._collector.launch(rows, drafts, self._rule.lessons)
 
     def committed(self, row: int, tokens: ArrayLike) -> None:
         """Tells what the engine has committed to a row, where `collect` does not: integers [n]."""
-        with self._lock:
-            self._carrier.settle(row)
-            self._drafter.append(row, tokens)
+        self._tell("committed", row, np.array(tokens))
 
     def finish(self, row: int, length: int | None = None, discard: bool = False) -> None:
         """Ends a row's request; its output is kept for others to draft from, or forgotten if `discard`.
@@ -181,21 +198,17 @@ class DeviceSession:
         Args:
             length: Tokens of the request that count, prompt included, where the row may hold some past its end; None: all told or carried.
         """
-        with self._lock:
-            self._names[row] = None
-            self._carrier.finish(row, length, discard)
+        self._leave(row)
+        self._tell("finish", row, length, discard)
 
     def preempt(self, row: int) -> None:
         """Takes a request from its row without ending it; see Drafter.preempt."""
-        with self._lock:
-            self._names[row] = None
-            self._carrier.end(row)
-            self._drafter.preempt(row)
+        self._leave(row)
+        self._tell("preempt", row)
 
     def close(self) -> None:
         """Ends the attachment. Drafts of captured graphs then come from the index as it is now."""
-        self._carrier.close()
-        self._drafter.detach()
+        self._helper.close()
 
     def __enter__(self) -> Self:
         return self
@@ -208,41 +221,53 @@ class DeviceSession:
     @property
     def attached(self) -> bool:
         """The service answered the last call."""
-        return self._drafter.attached
+        return self._helper.attached
 
     @property
     def transport(self) -> str:
         """`mapped`, or `none` before the first attachment."""
-        return self._drafter.transport
+        return self._helper.transport
 
     @property
     def attachments(self) -> int:
         """Attachments so far."""
-        return self._drafter.attachments
+        return self._helper.attachments
 
     @property
     def trouble(self) -> tuple[str, str]:
         """Reason and detail of the last failure."""
-        return self._drafter.trouble
+        return self._helper.trouble
 
     @property
     def stats(self) -> EngineStats:
         """What was counted since the session was made: a copy."""
-        return self._drafter.stats
+        return self._collector.block.stats.snapshot()
 
     @property
     def overruns(self) -> int:
         """Launches of `collect` that were overwritten before they were read; requests in them are kept up to there."""
-        return self._carrier.overruns
+        return int(self._collector.block.overruns[0])
 
     def wait_attached(self, timeout_s: float) -> bool:
         """Waits until the service has answered; not for the decode loop."""
-        return self._drafter.wait_attached(timeout_s)
+        return self._helper.wait(lambda: self._helper.attached, timeout_s)
 
     def wait_visible(self, timeout_s: float) -> bool:
         """Waits until all that was committed can be drafted from; not for the decode loop."""
-        with self._lock:
-            return self._drafter.wait_visible(timeout_s)
+        try:
+            return bool(self._helper.ask("visible", timeout_s, timeout_s=timeout_s + _ANSWER_S))
+        except FailOpen:
+            return False
+
+    @property
+    def helper_pid(self) -> int | None:
+        """Process id of the helper; None while there is none."""
+        return self._helper.pid
+
+    @property
+    def helper_restarts(self) -> int:
+        """Times that the helper process has ended and another was started; requests in flight then are not told of any more."""
+        return self._helper.restarts
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -250,10 +275,31 @@ class DeviceSession:
         with self._mapping:
             yield
 
-    # -- what the attachment calls ---------------------------------------------------------------------------------------------
+    # -- what the helper process has done ----------------------------------------------------------------------------------------
+
+    def _tell(self, what: str, *arguments: Any) -> None:
+        """Tells the helper; a strict session raises what it raises."""
+        if self._strict:
+            self._helper.ask(what, *arguments)
+        else:
+            self._helper.tell(what, *arguments)
+
+    def _leave(self, row: int) -> None:
+        if 0 <= row < len(self._names):
+            with self._lock:
+                self._names[row] = None
+
+    def _greeting(self, greeting: Greeting) -> Greeting:
+        """What a helper that starts now is told first."""
+        collector = self._collector
+        level = logging.getLogger("draftd.client").getEffectiveLevel()
+        return replace(greeting, newest=collector.newest.copy(), carries=collector.launched, log_level=level)
+
+    def _remap_sent(self, message: bytes) -> None:
+        self.remap(pb.DeviceMap.FromString(message))
 
     def remap(self, device: pb.DeviceMap) -> None:
-        """See DeviceLink. Called from the session's thread: meanwhile rows draft from their own tokens only."""
+        """See DeviceLink. Called from a thread: meanwhile rows draft from their own tokens only."""
         with torch.cuda.device(self.device):
             received = self.memory.receive(device)
             try:
@@ -284,15 +330,6 @@ class DeviceSession:
                 self.headers = headers
                 self._set_namespaces([-1 if name is None else headers.get(name, -1) for name in self._names], mapped=True)
                 self._remapping = False
-
-    def learn_into(self, learned: dict[str, Learned]) -> None:
-        """See DeviceLink."""
-        with self._lock:
-            self._learned = learned
-
-    def _learned_of(self, row: int) -> Learned | None:
-        name = self._names[row]
-        return None if name is None else self._learned.get(name)
 
     def _set_namespaces(self, headers: list[int], *, mapped: bool) -> None:
         with torch.cuda.stream(self._side):

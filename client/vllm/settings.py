@@ -35,8 +35,8 @@ class Settings:
     engine: str
     namespace: str
     extra_namespaces: tuple[str, ...] = ()
-    attach_s: float = 5.0
-    graphs: bool = False
+    attach_s: float = 10.0
+    graphs: bool = True
     policy: Policy = "calibrated"
 
     @staticmethod
@@ -63,8 +63,8 @@ class Settings:
             re.sub(r"[^A-Za-z0-9._:/-]", "_", engine if rank is None else f"{engine}-dp{rank}")[-128:],
             namespace,
             extra,
-            _number(environment, "DRAFTD_VLLM_ATTACH_S", 5.0),
-            environment.get("DRAFTD_VLLM_GRAPHS", "0") == "1",
+            _number(environment, "DRAFTD_VLLM_ATTACH_S", 10.0),
+            environment.get("DRAFTD_VLLM_GRAPHS", "1") != "0",
             _policy(environment.get("DRAFTD_VLLM_POLICY") or "calibrated"),
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
@@ -13,13 +13,15 @@ if torch.cuda.is_available():
     pytest.skip("there is a GPU: tests/gpu runs the compiled kernels", allow_module_level=True)
 pytest.importorskip("triton", reason="triton is not installed")
 
-from draftd.client.device.carrier import Carrier  # noqa: E402
+from draftd.client import carrier as module  # noqa: E402
+from draftd.client.carrier import Carrier  # noqa: E402
+from draftd.client.device.collector import Collector  # noqa: E402
 from draftd.client.drafter import Drafter  # noqa: E402
 from draftd.drafter.device import DeviceDrafts  # noqa: E402
 from draftd.drafter.device_calibrated import DeviceLessons  # noqa: E402
 from draftd.drafter.drafts import Drafts, RowLessons  # noqa: E402
 from draftd.drafter.lessons import Learned  # noqa: E402
-from draftd.drafter.ops.collect.gpu import NEW_TOKENS, RING, SAMPLES  # noqa: E402
+from draftd.drafter.ops.collect.ring import NEW_TOKENS, RING, SAMPLES, RingShape  # noqa: E402
 
 
 class Told:
@@ -44,6 +46,14 @@ class Told:
         self.lessons += [(rows[of.rows].tolist(), of, drafts) for of in drafts.lessons]
 
 
+def carrier_of(told: Told, collector: Collector, learned_of: Callable[[int], Learned | None] = lambda row: None) -> Carrier:
+    """One that is told at once of what begins."""
+    block = collector.block
+    carrier = Carrier(cast(Drafter, told), block.ring, block.overruns, collector.newest, learned_of)
+    carrier.carries = True
+    return carrier
+
+
 class Engine:
     """Three rows of 300 tokens, and their carrier, which the test drains by hand."""
 
@@ -51,20 +61,24 @@ class Engine:
         self.told = Told()
         self.tokens = torch.arange(900, dtype=torch.int32).view(3, 300)
         self.lengths = torch.tensor([10, 20, 30], dtype=torch.int32)
-        self.carrier = Carrier(cast(Drafter, self.told), threading.RLock(), self.tokens, self.lengths, 3, 5)
-        self.carrier._thread = threading.Thread()
+        self.collector = Collector(self.tokens, self.lengths, RingShape(3, 5, teaching=False))
+        self.carrier = carrier_of(self.told, self.collector)
         self.drafts = DeviceDrafts.empty(3, 5, "cpu")
         for row in range(3):
             self.begin(row, int(self.lengths[row]))
 
+    @property
+    def overruns(self) -> int:
+        return int(self.collector.block.overruns[0])
+
     def begin(self, row: int, length: int) -> None:
-        self.carrier.begin(row, length, lambda: self.told.started.append((row, length)))
+        self.carrier.begin(row, self.collector.begin(row, length), length, lambda: self.told.started.append((row, length)))
 
     def step(self, rows: list[int], drain: bool = True) -> None:
         of_rows = torch.tensor(rows, dtype=torch.int32)
-        self.carrier.launch(of_rows, self.drafts.first(len(rows)))
+        self.collector.launch(of_rows, self.drafts.first(len(rows)))
         if drain:
-            self.carrier._drain()
+            self.carrier.drain()
 
 
 def test_new_tokens_come_once_and_in_order() -> None:
@@ -154,7 +168,7 @@ def test_launches_that_were_overwritten_end_what_they_concerned() -> None:
         engine.step([0], drain=False)
     engine.lengths[1] += 1
     engine.step([0, 1])
-    assert engine.carrier.overruns > 0
+    assert engine.overruns > 0
     assert 0 not in engine.told.tokens, "tokens are missing in between: nothing more is told of it"
     engine.lengths[1] += 1
     engine.step([1])
@@ -175,10 +189,10 @@ def test_lessons_of_some_rows_of_each_batch_are_carried() -> None:
     rows, k = SAMPLES + 5, 5
     told, learned = Told(), Learned.in_process()
     tokens, lengths = torch.zeros((rows, 300), dtype=torch.int32), torch.full((rows,), 10, dtype=torch.int32)
-    carrier = Carrier(cast(Drafter, told), threading.RLock(), tokens, lengths, rows, k, lambda row: None if row == 2 else learned)
-    carrier._thread = threading.Thread()
+    collector = Collector(tokens, lengths, RingShape(rows, k, teaching=True))
+    carrier = carrier_of(told, collector, lambda row: None if row == 2 else learned)
     for row in range(rows):
-        carrier.begin(row, 10, lambda: None)
+        carrier.begin(row, collector.begin(row, 10), 10, lambda: None)
     drafts, lessons = DeviceDrafts.empty(rows, k, "cpu"), DeviceLessons.empty(rows, k, "cpu")
     for i, of in enumerate((drafts.tokens, drafts.probabilities, lessons.ints, lessons.floats)):
         of.copy_(torch.arange(of.numel()).view(of.shape) + i)
@@ -186,8 +200,8 @@ def test_lessons_of_some_rows_of_each_batch_are_carried() -> None:
     seen = []
     for _ in range(3):
         told.lessons.clear()
-        carrier.launch(order, drafts, lessons)
-        carrier._drain()
+        collector.launch(order, drafts, lessons)
+        carrier.drain()
         ((taught, of, told_drafts),) = told.lessons
         seen.append(taught)
         places, lesson = rows - 1 - np.array(taught), of.lesson
@@ -200,3 +214,46 @@ def test_lessons_of_some_rows_of_each_batch_are_carried() -> None:
         assert lesson.parents.tolist() == [[-1, 0, 1, 2, 3]] * len(taught)
     carried = [rows - 1 - i % rows for i in range(3 * SAMPLES)]
     assert seen == [[row for row in carried[i * SAMPLES : (i + 1) * SAMPLES] if row != 2] for i in range(3)]
+
+
+def test_ring_waits_for_what_was_told_of_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is told and what the GPU writes travel apart: a launch with a row's next request may be seen first."""
+    engine = Engine()
+    generation = engine.collector.begin(1, 40)
+    engine.lengths[1] = 42
+    engine.step([1])
+    engine.step([0])
+    assert engine.told.drafts == [], "what was launched later waits too"
+    engine.carrier.begin(1, generation, 40, lambda: engine.told.started.append((1, 40)))
+    engine.carrier.drain()
+    assert (engine.told.started[3:], engine.told.tokens) == ([(1, 40)], {1: [340, 341]})
+    engine.collector.begin(2, 50)
+    engine.lengths[0] += 1
+    engine.step([2])
+    engine.step([0])
+    assert 0 not in engine.told.tokens
+    monkeypatch.setattr(module, "_AHEAD_S", 0.0)
+    engine.carrier.drain()
+    assert engine.told.tokens[0] == [10], "what is never told holds up nothing"
+
+
+def test_carrier_that_comes_later_tells_of_requests_that_begin_from_then_on() -> None:
+    """As after a helper process has died."""
+    engine = Engine()
+    engine.lengths[0] = 12
+    engine.step([0, 1])
+    told = Told()
+    engine.told, engine.carrier = told, carrier_of(told, engine.collector)
+    engine.lengths += 1
+    engine.step([0, 1])
+    engine.begin(1, 21)
+    engine.lengths += 1
+    engine.step([0, 1])
+    assert told.tokens == {1: [321]}
+
+
+def test_engine_that_launches_nothing_ends_its_requests_at_once() -> None:
+    engine = Engine()
+    engine.carrier.carries = False
+    engine.carrier.finish(0, 13, False)
+    assert engine.told.finished == [(0, False, 13, [])]

@@ -255,17 +255,18 @@ def test_settings_come_from_the_environment_and_the_model() -> None:
     settings = Settings.of(config(), {"DRAFTD_ENDPOINT": "unix:/s"})
     assert (settings.endpoint, settings.namespace, settings.namespaces) == ("unix:/s", "org/Model-7B", ("org/Model-7B",))
     assert settings.engine.startswith("vllm-")
+    assert settings.graphs
     environment = {
         "DRAFTD_ENDPOINT": "unix:/s",
         "DRAFTD_VLLM_ENGINE": "replica",
         "DRAFTD_VLLM_NAMESPACE": "base",
         "DRAFTD_VLLM_NAMESPACES": "a,b/c",
         "DRAFTD_VLLM_ATTACH_S": "0.5",
-        "DRAFTD_VLLM_GRAPHS": "1",
+        "DRAFTD_VLLM_GRAPHS": "0",
         "DRAFTD_VLLM_POLICY": "tree",
     }
     settings = Settings.of(config(data_parallel_size=2, data_parallel_rank=1), environment)
-    assert settings == Settings("unix:/s", "replica-dp1", "base", ("a", "b/c"), 0.5, True, "tree")
+    assert settings == Settings("unix:/s", "replica-dp1", "base", ("a", "b/c"), 0.5, False, "tree")
 
 
 def test_a_model_whose_name_is_a_path_has_a_namespace() -> None:

@@ -256,21 +256,45 @@ def test_killed_engine_leaves_service_and_others_unharmed(service: PrivateServic
     again.session.close()
 
 
-def test_suspended_engine_goes_on_exactly_with_a_new_attachment(service: PrivateService) -> None:
-    """It stands still for longer than its lease; neither the service nor another engine waits for it."""
-    bystander = engine(service, "goes-on", "--seconds", "12")
-    sleeper = engine(service, "sleeper", "--seconds", "12", "--first", "1")
+@pytest.mark.parametrize(("who", "attachments"), [("engine", 1), ("helper", 2)])
+def test_suspended_process_goes_on_exactly(service: PrivateService, who: str, attachments: int) -> None:
+    """It stands still for longer than the lease; neither the service nor another engine waits for it.
+
+    An engine keeps its attachment, since its helper goes on; where that stands still, there is another one afterwards.
+    """
+    bystander = engine(service, f"beside-{who}", "--seconds", "12")
+    sleeper = engine(service, f"sleeper-{who}", "--seconds", "12", "--first", "1")
     assert sleeper.stderr is not None
     assert "attached" in sleeper.stderr.readline()
     time.sleep(1)
-    sleeper.send_signal(signal.SIGSTOP)
+    suspended = sleeper.pid if who == "engine" else helper_of(sleeper)
+    os.kill(suspended, signal.SIGSTOP)
     time.sleep(4)
-    sleeper.send_signal(signal.SIGCONT)
+    os.kill(suspended, signal.SIGCONT)
     beside, slept = outcome(bystander), outcome(sleeper)
     assert (beside["differ"], slept["differ"]) == (0, 0)
     assert beside["attachments"] == 1
-    assert slept["attachments"] == 2
+    assert slept["attachments"] == attachments
     assert slept["checked"] > 100
+
+
+def test_engine_whose_helper_is_killed_gets_another(service: PrivateService) -> None:
+    """Meanwhile it drafts on, and what it drafts is exact."""
+    victim = engine(service, "helpless", "--seconds", "14")
+    assert victim.stderr is not None
+    assert "attached" in victim.stderr.readline()
+    time.sleep(1)
+    os.kill(helper_of(victim), signal.SIGKILL)
+    counted = outcome(victim)
+    assert counted["differ"] == 0
+    assert counted["attachments"] == 2
+    assert counted["checked"] > 100
+
+
+def helper_of(process: subprocess.Popen[str]) -> int:
+    """The process id of an engine's helper."""
+    out = subprocess.run(["pgrep", "-P", str(process.pid), "-f", "draftd.client.helper"], capture_output=True, text=True, check=True).stdout
+    return int(out.split()[0])
 
 
 def test_device_memory_is_given_back_by_engines_that_detach(service: PrivateService) -> None:

@@ -10,14 +10,7 @@ import triton
 import triton.language as tl
 from triton.language import tensor
 
-NEW_TOKENS = 64
-"""Most new tokens of a row that one launch carries; the rest goes with the next."""
-RECORD_HEAD = 8
-"""int32 words in front of a record's tokens: row, generation, tokens before, new tokens; a draft's count, source, match, occurrences."""
-RING = 256
-"""Launches that the host may be behind."""
-SAMPLES = 8
-"""Most rows of a launch with what their drafts were decided from: those from SAMPLES x launch on, modulo the batch."""
+from draftd.drafter.ops.collect.ring import NEW_TOKENS, RECORD_HEAD, RING, SAMPLES
 
 _NEW = tl.constexpr(NEW_TOKENS)
 _HEAD = tl.constexpr(RECORD_HEAD)

@@ -1,0 +1,255 @@
+"""An engine's side of its helper process: starts it, starts it anew if it dies, and never waits for it on the decode path.
+
+See draftd.client.helper for what it does. Nothing here needs a GPU.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from draftd.client.failopen import FailOpen
+from draftd.client.frames import Frames, encode
+from draftd.client.helper import Greeting
+from draftd.client.helper_block import HelperBlock
+
+_log = logging.getLogger("draftd.client")
+
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 10.0
+_LIVED_S = 60.0
+_CLOSE_S = 5.0
+_ANSWER_S = 30.0
+_MOST_UNSENT_BYTES = 256 << 20
+_SEND_BUFFER_BYTES = 4 << 20
+_RECEIVE_BYTES = 1 << 20
+
+
+class HelperProcess:
+    """The helper process of one session.
+
+    Args:
+        block: What both processes have in common.
+        greet: What a new helper is told first; called when one starts, while nothing else is sent.
+        remap: Maps what a service hands out, a serialized DeviceMap; raises what goes wrong. Called from a thread.
+
+    Attributes:
+        attached, transport, attachments, trouble: As Drafter has them.
+        restarts: Times that a helper has ended and another was started.
+    """
+
+    def __init__(self, block: HelperBlock, greet: Callable[[], Greeting], remap: Callable[[bytes], None]) -> None:
+        self.attached = False
+        self.transport = "none"
+        self.trouble = ("unattached", "the service has not answered yet")
+        self.restarts = 0
+        self._attachments = [0, 0]
+        self._block, self._greet, self._remap = block, greet, remap
+        self._sending = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._unsent = bytearray()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._numbers = itertools.count(1)
+        self._answers: dict[int, Any] = {}
+        self._changed = threading.Condition()
+        self._stop = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ended = ""
+        # What is told from now on reaches it.
+        connection = self._start()
+        self._thread = threading.Thread(target=self._run, args=(connection,), name="draftd-helper", daemon=True)
+        self._thread.start()
+
+    @property
+    def attachments(self) -> int:
+        """Attachments so far."""
+        return sum(self._attachments)
+
+    @property
+    def pid(self) -> int | None:
+        """The process's id; None while there is none."""
+        return self._process.pid if self._process and self._process.poll() is None else None
+
+    def tell(self, what: str, *arguments: Any) -> None:
+        """Has the helper do something; waits for nothing. Without a helper it is forgotten, as what its service had is ended."""
+        self._send((what, 0, *arguments))
+
+    def ask(self, what: str, *arguments: Any, timeout_s: float = _ANSWER_S) -> Any:
+        """Has the helper do something and waits for its answer; not for the decode loop.
+
+        Raises:
+            FailOpen: There is no helper, or it does not answer.
+            Exception: What the helper raised.
+        """
+        number = next(self._numbers)
+        self._send((what, number, *arguments))
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while number not in self._answers:
+                left = deadline - time.monotonic()
+                if left <= 0 or self._socket is None or not self._changed.wait(left):
+                    raise FailOpen("unavailable", f"the helper process does not answer: {self.trouble[1]}")
+            answer = self._answers.pop(number)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def wait(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Waits until something holds that the helper tells; not for the decode loop."""
+        with self._changed:
+            return self._changed.wait_for(condition, timeout_s)
+
+    def close(self) -> None:
+        """Ends the helper when it has told the service all that it has, or after some seconds."""
+        self._stop.set()
+        self._send(("close", 0))
+        os.eventfd_write(self._wake, 1)
+        self._thread.join(_CLOSE_S)
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.kill()
+            process.wait()
+        self._thread.join(_CLOSE_S)
+        self.attached = False
+
+    # -- behind it ---------------------------------------------------------------------------------------------------------------
+
+    def _send(self, message: tuple[Any, ...]) -> None:
+        frame = encode(message)
+        with self._sending:
+            if self._socket is not None:
+                self._unsent += frame
+                self._flush()
+
+    def _flush(self) -> None:
+        """Sends what can be sent at once; the thread sends the rest. Holds `_sending`."""
+        assert self._socket is not None
+        try:
+            while self._unsent:
+                del self._unsent[: self._socket.send(self._unsent, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)]
+        except BlockingIOError:
+            if len(self._unsent) > _MOST_UNSENT_BYTES and self._process is not None:
+                # It stands still: another one begins with what there is then.
+                self._unsent.clear()
+                self._process.kill()
+            os.eventfd_write(self._wake, 1)
+        except OSError:
+            # It is gone, which the thread sees too.
+            self._unsent.clear()
+
+    def _run(self, connection: socket.socket | None) -> None:
+        pause = _FIRST_PAUSE_S
+        while not self._stop.is_set():
+            began = time.monotonic()
+            if connection is not None:
+                self._listen(connection)
+                self._bury(connection)
+            if self._stop.is_set():
+                return
+            self.restarts += 1
+            _log.warning("%s; another is started", self._ended)
+            with self._changed:
+                self.attached, self.trouble = False, ("unavailable", self._ended)
+                self._attachments = [self.attachments, 0]
+                self._changed.notify_all()
+            pause = _FIRST_PAUSE_S if time.monotonic() - began > _LIVED_S else min(_LONGEST_PAUSE_S, 2 * pause)
+            self._stop.wait(pause)
+            connection = self._start()
+
+    def _start(self) -> socket.socket | None:
+        """Starts a helper; None if that cannot be."""
+        try:
+            return self._spawn()
+        except OSError as error:
+            self._ended = f"the helper process cannot be started: {error}"
+            return None
+
+    def _spawn(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        command = [sys.executable, "-m", "draftd.client.helper", str(theirs.fileno()), str(self._block.fd)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        try:
+            with theirs:
+                # Of its own session: what interrupts the engine at a terminal leaves it time to tell what there is.
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=(theirs.fileno(), self._block.fd),
+                    env=environment, start_new_session=True,
+                )  # fmt: skip
+        except OSError:
+            ours.close()
+            raise
+        with self._sending:
+            self._unsent = bytearray(encode((self._greet(),)))
+            self._socket = ours
+            self._flush()
+        return ours
+
+    def _listen(self, connection: socket.socket) -> None:
+        """Does what the helper asks for, until it is gone."""
+        frames = Frames()
+        with selectors.DefaultSelector() as selector:
+            selector.register(connection, selectors.EVENT_READ)
+            selector.register(self._wake, selectors.EVENT_READ)
+            while True:
+                with self._sending:
+                    wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
+                selector.modify(connection, wanted)
+                ready = {key.fileobj: events for key, events in selector.select()}
+                if self._wake in ready:
+                    os.eventfd_read(self._wake)
+                if ready.get(connection, 0) & selectors.EVENT_WRITE:
+                    with self._sending:
+                        self._flush()
+                if not ready.get(connection, 0) & selectors.EVENT_READ:
+                    continue
+                try:
+                    data = connection.recv(_RECEIVE_BYTES)
+                except OSError:
+                    data = b""
+                if not data:
+                    return
+                for what, *arguments in frames.feed(data):
+                    self._heard(what, *arguments)
+
+    def _heard(self, what: str, *arguments: Any) -> None:
+        if what == "map":
+            try:
+                self._remap(arguments[0])
+            except Exception as error:  # noqa: BLE001 -- whatever it is, the helper waits for an answer
+                self.tell("mapped", str(error) or type(error).__name__)
+            else:
+                self.tell("mapped", "")
+        elif what == "log":
+            name, level, text = arguments
+            logging.getLogger(name).log(level, "%s", text)
+        else:
+            with self._changed:
+                if what == "state":
+                    self.attached, self.transport, self._attachments[1], self.trouble = arguments
+                else:
+                    self._answers[arguments[0]] = arguments[1]
+                self._changed.notify_all()
+
+    def _bury(self, connection: socket.socket) -> None:
+        """Notes that the helper is gone, and how it ended."""
+        with self._sending:
+            self._socket = None
+            self._unsent.clear()
+        connection.close()
+        assert self._process is not None
+        try:
+            status = self._process.wait(_CLOSE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            status = self._process.wait()
+        self._ended = f"the helper process has ended with status {status}"

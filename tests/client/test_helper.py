@@ -1,0 +1,168 @@
+"""The helper process of an engine that drafts on a GPU: what it is told, and what becomes of the engine when it dies or stands still."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftd.client import helper_process as module
+from draftd.client.credentials import Credentials
+from draftd.client.frames import Frames, encode
+from draftd.client.helper import Greeting
+from draftd.client.helper_block import HelperBlock
+from draftd.client.helper_process import HelperProcess
+from draftd.drafter.errors import FailedPrecondition, InvalidArgument
+from draftd.drafter.ops.collect.ring import RingShape
+from draftd.drafter.params import DraftParams
+
+SHAPE = RingShape(2, 4, teaching=False)
+GREETING = Greeting(
+    endpoint="unix:/tmp/nobody.sock", engine="here", vocab_size=100, max_rows=2, max_length=64, namespace="default", extra_namespaces=(),
+    params=DraftParams(k=4), tokenizer_fingerprint="", strict=False, credentials=Credentials(), device_uuid="ab" * 16, shape=SHAPE,
+    newest=np.zeros(2, np.int64), log_level=logging.INFO,
+)  # fmt: skip
+
+
+def helper_of(greeting: Greeting, block: HelperBlock | None = None) -> HelperProcess:
+    return HelperProcess(block or HelperBlock.create(SHAPE), lambda: greeting, lambda message: None)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert condition()
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@pytest.fixture
+def helper() -> Iterator[HelperProcess]:
+    """One whose drafter raises."""
+    made = helper_of(replace(GREETING, strict=True))
+    yield made
+    made.close()
+
+
+@given(st.lists(st.tuples(st.text(), st.integers(), st.binary(max_size=3000)), max_size=8), st.integers(1, 5000))
+def test_messages_come_out_as_they_went_in(messages: list[tuple[str, int, bytes]], size: int) -> None:
+    data = b"".join(map(encode, messages))
+    frames = Frames()
+    assert [m for at in range(0, len(data), size) for m in frames.feed(data[at : at + size])] == messages
+
+
+def test_what_a_strict_drafter_raises_reaches_the_engine(helper: HelperProcess) -> None:
+    helper.ask("start", 0, 1, np.arange(5), "a", None, False, None)
+    with pytest.raises(InvalidArgument, match="tokens has 100"):
+        helper.ask("start", 1, 1, np.array([100]), "b", None, False, None)
+    with pytest.raises(InvalidArgument, match="row is 7"):
+        helper.ask("start", 7, 1, np.arange(5), "b", None, False, None)
+    with pytest.raises(InvalidArgument, match="namespace"):
+        helper.ask("start", 1, 1, np.arange(5), "b", "nobodys", False, None)
+    helper.ask("committed", 0, np.arange(3))
+    helper.ask("finish", 0, None, False)
+    for what, arguments in (("finish", (0, None, False)), ("preempt", (0,)), ("committed", (1, np.arange(2)))):
+        with pytest.raises(FailedPrecondition, match="no request"):
+            helper.ask(what, *arguments)
+    assert helper.ask("visible", 0.1) is False
+
+
+def test_a_lenient_engine_hears_nothing_and_it_is_counted() -> None:
+    block = HelperBlock.create(SHAPE)
+    helper = helper_of(GREETING, block)
+    helper.tell("start", 0, 1, np.array([100]), "a", None, False, None)
+    helper.tell("start", 1, 1, np.arange(9), "b", None, False, None)
+    helper.tell("committed", 1, np.arange(3))
+    helper.tell("finish", 9, None, False)
+    assert helper.ask("visible", 0.1) is False
+    assert int(block.stats.fail_opens.sum()) == 2
+    assert int(block.stats.committed_tokens[0]) == 3
+    assert not helper.wait(lambda: helper.attached, 0.1)
+    until(lambda: helper.trouble[0] == "unavailable")
+    helper.close()
+    assert helper.pid is None
+
+
+def test_helper_that_dies_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    block = HelperBlock.create(SHAPE)
+    helper = helper_of(replace(GREETING, strict=True), block)
+    helper.ask("start", 0, 1, np.arange(5), "a", None, False, None)
+    helper.ask("committed", 0, np.arange(5))
+    first = helper.pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    until(lambda: helper.restarts == 1 and helper.pid not in (None, first))
+    assert f"status {-signal.SIGKILL}" in caplog.text
+    with pytest.raises(FailedPrecondition, match="no request"):
+        helper.ask("committed", 0, np.arange(5))
+    helper.ask("start", 0, 2, np.arange(5), "b", None, False, None)
+    helper.ask("committed", 0, np.arange(5))
+    assert int(block.stats.committed_tokens[0]) == 10, "counts go on where they were"
+    helper.close()
+
+
+def test_helper_that_stands_still_holds_up_nobody_and_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_UNSENT_BYTES", 1 << 20)
+    helper = helper_of(GREETING)
+    helper.ask("visible", 0.1)
+    first = helper.pid
+    assert first is not None
+    os.kill(first, signal.SIGSTOP)
+    prompt = np.zeros(1 << 18, np.int32)
+    for i in range(100):
+        helper.tell("start", 0, i, prompt, f"{i}", None, False, None)
+    until(lambda: helper.restarts == 1 and helper.pid not in (None, first))
+    assert helper.ask("visible", 0.1) is False
+    helper.close()
+
+
+def test_helper_that_cannot_be_started_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    helper = helper_of(GREETING)
+    helper.tell("start", 0, 1, np.arange(5), "a", None, False, None)
+    until(lambda: "cannot be started" in helper.trouble[1])
+    monkeypatch.undo()
+    until(lambda: helper.pid is not None)
+    assert helper.ask("visible", 0.1) is False
+    helper.close()
+
+
+def test_what_the_helper_logs_the_engine_logs(caplog: pytest.LogCaptureFixture) -> None:
+    helper = helper_of(GREETING)
+    helper.tell("start", 0, 1, np.array([100]), "a", None, False, None)
+    until(lambda: "engine here drafts without the service (refused)" in caplog.text)
+    helper.close()
+
+
+def test_helper_ends_with_its_engine() -> None:
+    code = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from test_helper import GREETING, helper_of
+helper = helper_of(GREETING)
+helper.ask("visible", 0.1)
+print(helper.pid, flush=True)
+os._exit(0)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(Path(__file__).parent)], stdout=subprocess.PIPE, text=True, timeout=120, check=True
+    )  # fmt: skip
+    pid = int(done.stdout)
+    until(lambda: gone(pid))
