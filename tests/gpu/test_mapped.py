@@ -293,8 +293,15 @@ def test_engine_whose_helper_is_killed_gets_another(service: PrivateService) -> 
 
 def helper_of(process: subprocess.Popen[str]) -> int:
     """The process id of an engine's helper."""
-    out = subprocess.run(["pgrep", "-P", str(process.pid), "-f", "draftd.client.helper"], capture_output=True, text=True, check=True).stdout
-    return int(out.split()[0])
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = (path / "stat").read_text().rsplit(")", 1)[1].split()[1]
+            command = (path / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if int(parent) == process.pid and b"draftd.client.helper" in command:
+            return int(path.name)
+    raise AssertionError("the engine has no helper")
 
 
 def test_device_memory_is_given_back_by_engines_that_detach(service: PrivateService) -> None:
