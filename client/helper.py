@@ -33,7 +33,7 @@ from draftd.proto.draftd.v1 import draftd_pb2 as pb
 
 _log = logging.getLogger("draftd.client")
 
-_PAUSE_S = 0.004
+_PAUSE_S = 0.002
 _IDLE_PAUSE_S = 0.02
 _IDLE_AFTER_S = 1.0
 _MAP_TIMEOUT_S = 60.0
@@ -52,6 +52,7 @@ class Greeting:
         shape: Of the ring in the block.
         newest: int64 [max_rows]; the generation of each row's request.
         carries: The engine has launched.
+        successor: A helper before it has died.
         log_level: The least that the engine's process logs of draftd.
     """
 
@@ -70,11 +71,12 @@ class Greeting:
     shape: RingShape
     newest: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     carries: bool = False
+    successor: bool = False
     log_level: int = logging.WARNING
 
     def drafter_arguments(self) -> dict[str, Any]:
         """Those for Drafter."""
-        own = ("shape", "newest", "carries", "log_level")
+        own = ("shape", "newest", "carries", "successor", "log_level")
         return {of.name: getattr(self, of.name) for of in fields(self) if of.name not in own}
 
 
@@ -111,6 +113,9 @@ class Helper:
         )  # fmt: skip
         self._carrier = Carrier(self._drafter, block.ring, block.overruns, greeting.newest, self._learned_of)
         self._carrier.carries = greeting.carries
+        if greeting.successor:
+            # Counted after the drafter was made, so that the service sees it.
+            block.stats.count_fail_open("internal")
 
     def run(self) -> None:
         """Serves the engine until it closes the session, or is gone."""

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from draftd.client.failopen import FailOpen
@@ -189,7 +190,7 @@ class HelperProcess:
             ours.close()
             raise
         with self._sending:
-            self._unsent = bytearray(encode((self._greet(),)))
+            self._unsent = bytearray(encode((replace(self._greet(), successor=self.restarts > 0),)))
             self._socket = ours
             self._flush()
         return ours

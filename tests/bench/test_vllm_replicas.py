@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from bench.prompts import KINDS, prompts, questions, templates
 from bench.vllm_replicas import ADAPTIVE, ADAPTIVE_TREE, COLD, NGRAM, NONE, SERVED, TREE, Table, _first_difference
 from bench.vllm_worker import COUNTERS
@@ -39,6 +41,15 @@ def test_gains_are_held_to_what_they_must_be() -> None:
     assert len(table(0.96, 3.1).missed()) == 1
     assert len(table(1.0, 2.9).missed()) == 1
     assert len(table(1.0, 1.2).missed()) == 2
+
+
+def test_gains_are_of_runs_of_the_same_round() -> None:
+    """A machine that is slow for a while is so for both."""
+    made, plain = Table(), [[1] * 100]
+    for slow, gain in ((1.0, 3.2), (5.0, 3.2), (0.5, 2.8)):
+        made.add(NGRAM, 1, answer(slow, plain), plain)
+        made.add(SERVED, 1, answer(slow / gain, plain), plain)
+    assert made.gain(SERVED, NGRAM, 1) == pytest.approx(3.2)
 
 
 def test_rules_are_compared_where_both_were_measured() -> None:

@@ -26,6 +26,7 @@ from draftd.client.helper_process import HelperProcess
 from draftd.drafter.errors import FailedPrecondition, InvalidArgument
 from draftd.drafter.ops.collect.ring import RingShape
 from draftd.drafter.params import DraftParams
+from draftd.drafter.stats import FAIL_OPEN_REASONS
 
 SHAPE = RingShape(2, 4, teaching=False)
 GREETING = Greeting(
@@ -115,6 +116,7 @@ def test_helper_that_dies_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
     helper.ask("start", 0, 2, np.arange(5), "b", None, False, None)
     helper.ask("committed", 0, np.arange(5))
     assert int(block.stats.committed_tokens[0]) == 10, "counts go on where they were"
+    assert dict(zip(FAIL_OPEN_REASONS, block.stats.fail_opens.tolist(), strict=True))["internal"] == 1
     helper.close()
 
 
