@@ -19,15 +19,23 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.machine import parser, report
 from bench.prompts import prompts, templates
+from bench.service import channel
 from bench.vllm_worker import COUNTERS
+from draftd.client.wire import pack
+from draftd.drafter.documents import LEAD_TOKENS
+from draftd.proto.draftd.v1 import draftd_pb2 as pb
+from draftd.proto.draftd.v1 import draftd_pb2_grpc
 from draftd.server.replay.service import PrivateService
 
 PROMPTS = {1: 6, 16: 32, 64: 88}
 """Prompts of a run, by batch size; those of a round are all different."""
+LONGER = 3
+"""How many times as many a run has that compares rules only."""
 LEARNED_FROM = 48
 """Prompts that a round begins with, for a namespace to be in use when it is measured."""
 NONE, NGRAM, COLD, SERVED, TWICE = (
@@ -143,6 +151,15 @@ class Fleet:
             return 0.0
         return sum(sample.value for family in text_string_to_metric_families(text) for sample in family.samples if sample.name == metric)
 
+    def ingest(self, namespace: str, run: str, answer: dict[str, Any]) -> None:
+        """Adds the outputs of a run, each behind the end of its prompt, to a namespace; returns when all can be drafted from."""
+        request = pb.IngestRequest(namespace=namespace, wait_visible=True)
+        for i, (tokens, lead) in enumerate(zip(answer["outputs"], answer["prompts"], strict=True)):
+            packed_lead = pack(np.array(lead[-LEAD_TOKENS:], np.int32))
+            request.documents.add(document_id=f"{run}-{i}", tokens=tokens, packed_lead=packed_lead, complete=True)
+        with channel(self.service.endpoint) as opened:
+            draftd_pb2_grpc.DrafterServiceStub(opened).Ingest(request, timeout=60)
+
     def wait_attached(self, engines: int) -> float:
         """Seconds until the service has so many attachments; RuntimeError if it takes too long."""
         began = time.monotonic()
@@ -207,21 +224,48 @@ class Table:
         return found
 
 
+def warm_up(fleet: Fleet) -> None:
+    """Lets every replica see every batch size once."""
+    for replica in fleet.replicas.values():
+        for batch in fleet.given.batch:
+            replica.ask(prompts(batch + 2, 0), batch, namespace="warm" if replica.name in ("A", "B", *VARIANTS) else "", most=48)
+    for replica in fleet.replicas.values():
+        for _ in fleet.given.batch:
+            replica.answer()
+
+
+def compare_rules(fleet: Fleet, table: Table) -> list[str]:
+    """Fills the table with what depends on the rule only, in runs that are longer and next to one another: what A answers goes into a
+    namespace of each replica, then they answer the same."""
+    warm_up(fleet)
+    given, replicas = fleet.given, fleet.replicas
+    kinds = {"B": SERVED, **{name: kind for name, (kind, _, _) in VARIANTS.items()}}
+    first = 1000
+    for number in range(given.rounds):
+        learned_from = templates(LEARNED_FROM, 5_000 + LEARNED_FROM * number)
+        for texts, batch in [(learned_from, 0), *((prompts(LONGER * PROMPTS.get(b, 2 * b), first), b) for b in given.batch)]:
+            first += len(texts)
+            plain = replicas["A"].run(texts, batch or max(given.batch), namespace="warm")
+            for name in kinds:
+                fleet.ingest(f"{name}-{number}", f"{number}-{batch}", plain)
+            # Whoever is measured last in one round is first in the next.
+            for name, kind in list(kinds.items())[:: -1 if number % 2 else 1]:
+                answer = replicas[name].run(texts, batch or max(given.batch), namespace=f"{name}-{number}")
+                if batch:
+                    table.add(kind, batch, answer, plain["outputs"])
+            time.sleep(VISIBLE_S)
+        print(f"round {number} done", file=sys.stderr, flush=True)
+    return []
+
+
 def measure(fleet: Fleet, table: Table) -> list[str]:
     """Fills the table; answers what the counts of accepted tokens said."""
+    warm_up(fleet)
     given, replicas = fleet.given, fleet.replicas
     apart: list[tuple[float, float]] = []
     first = 1000
-    for replica in replicas.values():
-        for batch in given.batch:
-            replica.ask(prompts(batch + 2, 0), batch, namespace="warm" if replica.name in ("A", "B", *VARIANTS) else "", most=48)
-    for replica in replicas.values():
-        for _ in given.batch:
-            replica.answer()
     variants = VARIANTS if given.policies else {}
     for number in range(given.rounds):
-        # Whoever is measured last in one round is first in the next.
-        ordered = list(variants.items())[:: -1 if number % 2 else 1]
         for name in ("B", *variants):
             texts = templates(LEARNED_FROM, 5_000 + LEARNED_FROM * number)
             for who in ("A", name):
@@ -233,9 +277,8 @@ def measure(fleet: Fleet, table: Table) -> list[str]:
             cold, served = f"cold-{batch}-{number}", f"B-{number}"
             plain = replicas["none"].run(texts, batch)
             table.add(NONE, batch, plain, plain["outputs"])
-            if not given.rules_only:
-                table.add(NGRAM, batch, replicas["ngram"].run(texts, batch), plain["outputs"])
-                table.add(COLD, batch, replicas["B"].run(texts, batch, namespace=cold), plain["outputs"])
+            table.add(NGRAM, batch, replicas["ngram"].run(texts, batch), plain["outputs"])
+            table.add(COLD, batch, replicas["B"].run(texts, batch, namespace=cold), plain["outputs"])
             replicas["A"].run(texts, batch, namespace=served)
             time.sleep(VISIBLE_S)
             before = fleet.count("draftd_num_accepted_tokens_total")
@@ -243,9 +286,8 @@ def measure(fleet: Fleet, table: Table) -> list[str]:
             time.sleep(VISIBLE_S)
             apart.append((answer["counters"][COUNTERS[2]], fleet.count("draftd_num_accepted_tokens_total") - before))
             table.add(SERVED, batch, answer, plain["outputs"])
-            if not given.rules_only:
-                table.add(TWICE, batch, replicas["B"].run(texts, batch, namespace=served), plain["outputs"])
-            for name, (kind, _, _) in ordered:
+            table.add(TWICE, batch, replicas["B"].run(texts, batch, namespace=served), plain["outputs"])
+            for name, (kind, _, _) in variants.items():
                 replicas["A"].run(texts, batch, namespace=f"{name}-{number}")
                 time.sleep(VISIBLE_S)
                 table.add(kind, batch, replicas[name].run(texts, batch, namespace=f"{name}-{number}"), plain["outputs"])
@@ -332,12 +374,14 @@ def main() -> int:
     arguments.add_argument("--no-graphs", action="store_true", help="launch each of draftd's kernels: DRAFTD_VLLM_GRAPHS=0")
     arguments.add_argument("--adaptive", action="store_true", help="adaptive verification where draftd drafts")
     arguments.add_argument("--policies", action="store_true", help="compare the rules too, with adaptive verification and without")
-    arguments.add_argument("--rules-only", action="store_true", help="with --policies: leave out what does not depend on the rule")
+    arguments.add_argument("--rules-only", action="store_true", help="compare the rules and nothing else, in longer runs")
     arguments.add_argument("--no-exact", action="store_true", help="do not compare outputs in batch-invariant mode")
     arguments.add_argument("--no-kills", action="store_true", help="kill nothing")
     arguments.add_argument("--logs", type=Path, metavar="DIR", help="where the replicas' logs go; default: a temporary folder")
     given = arguments.parse_args()
     given.batch = given.batch or [1, 16, 64]
+    if given.rules_only:
+        given.policies = given.no_exact = given.no_kills = True
     logs = given.logs or Path(tempfile.mkdtemp(prefix="draftd-vllm-"))
     logs.mkdir(parents=True, exist_ok=True)
     fleet, table = Fleet(given, logs), Table()
@@ -351,8 +395,8 @@ def main() -> int:
 def _run(fleet: Fleet, table: Table) -> int:
     given = fleet.given
     began = time.monotonic()
-    fleet.start("none", "none", False)
     if not given.rules_only:
+        fleet.start("none", "none", False)
         fleet.start("ngram", "ngram_gpu", False)
     if not given.no_exact:
         fleet.start("none-exact", "none", False, invariant=True)
@@ -366,7 +410,7 @@ def _run(fleet: Fleet, table: Table) -> int:
     fleet.wait_attached(len(shared))
     notes = [f"all replicas ready after {started_s:.0f} s; Model Runner V2: {about['B']['v2']}, asynchronous: {about['B']['asynchronous']}"]
     print(notes[0], file=sys.stderr, flush=True)
-    parts: list[Callable[[], list[str]]] = [lambda: measure(fleet, table)]
+    parts: list[Callable[[], list[str]]] = [lambda: (compare_rules if given.rules_only else measure)(fleet, table)]
     if not given.no_exact:
         parts.append(lambda: check_exact(fleet))
     if not given.no_kills:

@@ -60,8 +60,8 @@ def serve(llm: Any, command: dict[str, Any], numbers: Any) -> dict[str, Any]:
     """Answers prompts, `batch` of them at any time.
 
     Returns:
-        Seconds, the median of a step's milliseconds, the output tokens of each prompt, the gap of the two likeliest tokens at each where
-        that was asked for, and how much vLLM's counters have grown.
+        Seconds, the median of a step's milliseconds, the tokens of each prompt and of its output, the gap of the two likeliest tokens at
+        each where that was asked for, and how much vLLM's counters have grown.
     """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -73,7 +73,8 @@ def serve(llm: Any, command: dict[str, Any], numbers: Any) -> dict[str, Any]:
         output_kind=RequestOutputKind.FINAL_ONLY,
     )  # fmt: skip
     engine, tokenizer = llm.llm_engine, llm.get_tokenizer()
-    waiting = deque(enumerate(_tokens(tokenizer, text) for text in command["prompts"]))
+    prompts = [_tokens(tokenizer, text) for text in command["prompts"]]
+    waiting = deque(enumerate(prompts))
     outputs: list[list[int]] = [[] for _ in waiting]
     gaps: list[list[float]] = [[] for _ in waiting]
     places: dict[str, int] = {}
@@ -97,7 +98,8 @@ def serve(llm: Any, command: dict[str, Any], numbers: Any) -> dict[str, Any]:
                     gaps[place] = [_gap(step) for step in output.outputs[0].logprobs]
     seconds = time.perf_counter() - began
     grown = {name: value - before[name] for name, value in counters(llm).items()}
-    return {"seconds": seconds, "step_ms": statistics.median(steps_ms), "outputs": outputs, "gaps": gaps, "counters": grown}
+    step_ms = statistics.median(steps_ms)
+    return {"seconds": seconds, "step_ms": step_ms, "prompts": prompts, "outputs": outputs, "gaps": gaps, "counters": grown}
 
 
 def counters(llm: Any) -> dict[str, int]:
