@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -59,6 +60,7 @@ class HelperProcess:
         self._socket: socket.socket | None = None
         self._unsent = bytearray()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        weakref.finalize(self, os.close, self._wake)
         self._numbers = itertools.count(1)
         self._answers: dict[int, Any] = {}
         self._changed = threading.Condition()
@@ -177,8 +179,9 @@ class HelperProcess:
     def _spawn(self) -> socket.socket:
         ours, theirs = socket.socketpair()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        command = [sys.executable, "-m", "draftd.client.helper", str(theirs.fileno()), str(self._block.fd)]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        # It imports what this process does, and nothing that lies in the current directory by chance.
+        command = [sys.executable, "-P", "-m", "draftd.client.helper", str(theirs.fileno()), str(self._block.fd)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
         try:
             with theirs:
                 # Of its own session: what interrupts the engine at a terminal leaves it time to tell what there is.
