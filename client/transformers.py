@@ -22,7 +22,8 @@ from transformers import GenerationConfig, GenerationMixin, StoppingCriteriaList
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from draftd.client.drafter import Drafter
-from draftd.drafter.groups import MAX_GROUP_BYTES
+from draftd.drafter.errors import InvalidArgument
+from draftd.drafter.groups import check_group
 
 _log = logging.getLogger("draftd.client")
 
@@ -268,8 +269,10 @@ def _drafted(generate: Callable[..., Any], state: Drafting) -> Callable[..., Any
                 raise ValueError(f"generate drafts from draftd here, and was given {taken[0]}; pass draft=False to use that instead")
             if draft_namespace is not None and draft_namespace not in state.config.namespaces:
                 raise ValueError(f"draft_namespace is {draft_namespace!r}; the drafter's are {', '.join(state.config.namespaces)}")
-            if len(draft_group.encode()) > MAX_GROUP_BYTES:
-                raise ValueError(f"draft_group has {len(draft_group.encode())} bytes; it must have at most {MAX_GROUP_BYTES}")
+            try:
+                check_group(draft_group, "draft_group")
+            except InvalidArgument as error:
+                raise ValueError(str(error)) from None
             call = _Call(state, draft_namespace, draft_private, draft_group, given.get("stopping_criteria"))
             # This mode is what makes transformers ask for candidates; the number is not used, drafts are as long as the drafter's k.
             kwargs["prompt_lookup_num_tokens"] = state.config.k

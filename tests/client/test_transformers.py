@@ -283,7 +283,7 @@ def test_what_cannot_be_drafted_for_is_refused_with_the_way_out(model: Any, plai
         assert generate(model, assistant_model=make_model(), draft=False) == plain
         with pytest.raises(ValueError, match="draft_namespace is 'other'; the drafter's are default"):
             generate(model, draft_namespace="other")
-        with pytest.raises(ValueError, match="draft_group has 129 bytes; it must have at most 128"):
+        with pytest.raises(ValueError, match="draft_group has 129 bytes; it must have 1 to 128"):
             generate(model, draft_group="x" * 129)
         with pytest.raises(ValueError, match="inside another"), drafting(model, drafter):
             pass
