@@ -186,9 +186,15 @@ class DraftdSpeculator:
         """There is none: see `capture`."""
 
     def capture(self) -> None:
-        """Captures drafting, where that is wanted."""
-        if self._graphs is not None and self._session is not None:
-            self._guard(self._graphs.capture)
+        """Captures drafting, where that is wanted; if that fails, its kernels are launched one by one."""
+        if self._graphs is None or self._session is None:
+            return
+        try:
+            self._graphs.capture()
+        except Exception as error:  # noqa: BLE001 -- whatever it is, drafting works without
+            self.failures += 1
+            self._graphs = None
+            log.warning("draftd drafts without CUDA graphs, which could not be captured: %r", error)
 
     def propose(
         self, input_batch: Any, attn_metadata: Any, slot_mappings: Any, last_hidden_states: Any, aux_hidden_states: Any,

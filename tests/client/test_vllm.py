@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from draftd.client.vllm import plugin
-from draftd.client.vllm.graphs import graph_sizes
+from draftd.client.vllm.graphs import DraftGraphs, graph_sizes
 from draftd.client.vllm.plugin import AfterImport, is_known
 from draftd.client.vllm.requests import Requests
 from draftd.client.vllm.runner import hook_runner
@@ -453,6 +453,23 @@ def test_after_a_failure_vllms_speculator_drafts(session: FakeSession, caplog: p
     speculator.end_requests(told(Output(finished_req_ids={"a"})))
     speculator.close()
     assert session.calls == []
+
+
+def test_without_graphs_that_cannot_be_captured_drafts_come_all_the_same(
+    session: FakeSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: DraftGraphs) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(DraftGraphs, "capture", fail)
+    session.drafts = {1: ([7, 8], [0.5, 0.25])}
+    speculator = make(session)
+    before = propose(speculator, [1])
+    speculator.capture()
+    assert propose(speculator, [1]) == before
+    assert before[0][:2] == [7, 8]
+    assert not session.closed
+    assert (speculator.failures, "out of memory" in caplog.text) == (1, True)
 
 
 def test_a_failure_at_a_requests_begin_does_not_reach_vllm(session: FakeSession) -> None:
