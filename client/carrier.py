@@ -185,7 +185,8 @@ class Carrier:
         found = []
         for learned, pairs in sampled.items():
             of, places = np.array(pairs).T
-            probabilities, ints, floats = np.split(samples[of], [k, k + words], axis=1)
+            # Contiguous, or the kernel would be compiled anew for how they lie in memory.
+            probabilities, ints, floats = map(np.ascontiguousarray, np.split(samples[of], [k, k + words], axis=1))
             drafts.probabilities[places] = probabilities.view(np.float32)
             lesson = Lesson.of_chains(
                 drafts.take(places),

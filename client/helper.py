@@ -26,7 +26,7 @@ from draftd.client.credentials import Credentials
 from draftd.client.drafter import Drafter
 from draftd.client.frames import Frames, encode
 from draftd.client.helper_block import HelperBlock
-from draftd.drafter.lessons import Learned
+from draftd.drafter.lessons import Learned, warm_up
 from draftd.drafter.ops.collect.ring import RingShape
 from draftd.drafter.params import DraftParams
 from draftd.proto.draftd.v1 import draftd_pb2 as pb
@@ -105,6 +105,7 @@ class Helper:
         self._told: object = None
         self._busy_until = 0.0
         self._namespace = greeting.namespace
+        self._k, self._teaching = greeting.params.k, greeting.shape.teaching
         logger = logging.getLogger("draftd")
         logger.setLevel(greeting.log_level)
         logger.addHandler(_Forwarding(self._send))
@@ -120,6 +121,8 @@ class Helper:
     def run(self) -> None:
         """Serves the engine until it closes the session, or is gone."""
         parent = os.getppid()
+        if self._teaching:
+            warm_up(self._k)
         for message in self._frames.feed(b""):
             self._do(*message)
         while self._open and os.getppid() == parent:

@@ -127,3 +127,13 @@ class Lesson:
         learn(
             places, drafts.tokens, drafts.probabilities, self.parents, drafts.counts, self.ints, self.floats, truth, lengths, delta
         )  # fmt: skip
+
+
+def warm_up(k: int) -> None:
+    """Compiles what learning from drafts of at most k tokens runs, so that nobody waits for that in between."""
+    lesson = Lesson.unset(Drafts.empty(1, k), Learned.in_process())
+    lesson.parents[:] = -1
+    lesson.ints[:] = 0
+    lesson.ints[:, :, VOTE_COUNT] = -1
+    lesson.floats[:] = 0
+    lesson.learn(np.zeros(1, np.int64), np.zeros((1, k + 1), np.int32), np.zeros(1, np.int64))

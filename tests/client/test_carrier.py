@@ -20,7 +20,9 @@ from draftd.client.drafter import Drafter  # noqa: E402
 from draftd.drafter.device import DeviceDrafts  # noqa: E402
 from draftd.drafter.device_calibrated import DeviceLessons  # noqa: E402
 from draftd.drafter.drafts import Drafts, RowLessons  # noqa: E402
-from draftd.drafter.lessons import Learned  # noqa: E402
+from draftd.drafter.lessons import Learned, warm_up  # noqa: E402
+from draftd.drafter.ops.calibrated.cpu_learn import learn  # noqa: E402
+from draftd.drafter.ops.calibrated.cpu_mixer import VOTE_COUNT  # noqa: E402
 from draftd.drafter.ops.collect.ring import NEW_TOKENS, RING, SAMPLES, RingShape  # noqa: E402
 
 
@@ -212,6 +214,11 @@ def test_lessons_of_some_rows_of_each_batch_are_carried() -> None:
         for of_places in (lesson.drafts.probabilities, told_drafts.probabilities[places]):
             assert (of_places == drafts.probabilities.numpy()[places]).all()
         assert lesson.parents.tolist() == [[-1, 0, 1, 2, 3]] * len(taught)
+    warm_up(k)
+    compiled = set(learn.signatures)
+    lesson.ints[:, :, VOTE_COUNT] = -1
+    lesson.learn(np.arange(len(taught)), np.zeros((len(taught), k + 1), np.int32), np.full(len(taught), k))
+    assert set(learn.signatures) == compiled, "nothing is compiled while the ring fills"
     carried = [rows - 1 - i % rows for i in range(3 * SAMPLES)]
     assert seen == [[row for row in carried[i * SAMPLES : (i + 1) * SAMPLES] if row != 2] for i in range(3)]
 
