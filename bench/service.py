@@ -1,9 +1,10 @@
-"""A service to measure: a private one, filled with documents over its API, and the id of its process."""
+"""A service to measure: filled with documents over its API; the id of its process, and the memory that it has on a GPU."""
 
 from __future__ import annotations
 
 import socket
 import struct
+import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -47,3 +48,11 @@ def process_id(endpoint: str) -> int:
         probe.connect(endpoint.removeprefix("unix:"))
         pid, _, _ = struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(pid)
+
+
+def device_mib(pid: int) -> int:
+    """MiB of GPU memory that a process has; those of all processes together where the driver knows them by other ids."""
+    command = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    by_pid = {int(line.split(",")[0]): int(line.split(",")[1]) for line in out.splitlines() if line.strip()}
+    return by_pid.get(pid, sum(by_pid.values()))

@@ -339,21 +339,14 @@ def visibility(endpoint: str) -> list[Row]:
 def memory(endpoint: str, cycles: int) -> list[Row]:
     """Device memory of the service after engines came and went."""
     pid = measured.process_id(endpoint)
-    free = []
+    used = []
     buffer = (torch.zeros((4, 256), dtype=torch.int32, device="cuda"), torch.zeros(4, dtype=torch.int32, device="cuda"), torch.zeros(4))
     for i in range(cycles):
         attach(endpoint, f"cycle-{i}", buffer, 4).close()
         torch.cuda.synchronize()
         if i in (0, cycles - 1):
-            out = subprocess.run(
-                ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"],
-                capture_output=True,
-                text=True,
-                check=True,
-            ).stdout
-            by_pid = {int(line.split(",")[0]): int(line.split(",")[1]) for line in out.splitlines() if line.strip()}
-            free.append(by_pid.get(pid, sum(by_pid.values())))
-    return [[f"device memory of the service after {cycles} attachments, MiB (after one: {free[0]})", free[-1], str(free[0])]]
+            used.append(measured.device_mib(pid))
+    return [[f"device memory of the service after {cycles} attachments, MiB (after one: {used[0]})", used[-1], str(used[0])]]
 
 
 @contextmanager

@@ -309,16 +309,8 @@ def test_device_memory_is_given_back_by_engines_that_detach(service: PrivateServ
     for i in range(6):
         _Engine(service, f"cycle-{i}").session.close()
         torch.cuda.synchronize()
-        used.append(_used_by(measured.process_id(service.endpoint)))
-    assert used[-1] <= used[1], used
-
-
-def _used_by(pid: int) -> int:
-    out = subprocess.run(
-        ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"], capture_output=True, text=True, check=True
-    ).stdout
-    found = [int(line.split(",")[1]) for line in out.splitlines() if line.split(",")[0].strip() == str(pid)]
-    return found[0] if found else 0
+        used.append(measured.device_mib(measured.process_id(service.endpoint)))
+    assert 0 < used[-1] <= used[1], used
 
 
 def test_engine_without_a_gpu_is_told_why_it_does_not_map(service: PrivateService) -> None:
