@@ -208,6 +208,14 @@ class Drafter:
         self._stats.count_proposal(len(rows), 0.0)
         self._connection.report()
 
+    def refuse(self, error: DraftdError) -> None:
+        """Counts a wrong call that was not made here, or raises it."""
+
+        def fail() -> None:
+            raise error
+
+        self._guard(fail, None)
+
     def set_costs(self, slot: float, step: float) -> None:
         """Tells what it costs to verify one token, and a step beside that, in one unit: from now on tau follows from the batch size.
 

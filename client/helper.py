@@ -26,6 +26,7 @@ from draftd.client.credentials import Credentials
 from draftd.client.drafter import Drafter
 from draftd.client.frames import Frames, encode
 from draftd.client.helper_block import HelperBlock
+from draftd.drafter.errors import InvalidArgument
 from draftd.drafter.lessons import Learned, warm_up
 from draftd.drafter.ops.collect.ring import RingShape
 from draftd.drafter.params import DraftParams
@@ -182,7 +183,7 @@ class Helper:
             begin()
             return
         self._names[row] = None if private else self._namespace if namespace is None else namespace
-        self._carrier.begin(row, generation, np.size(tokens), begin)
+        self._carrier.begin(row, generation, tokens.size if isinstance(tokens, np.ndarray) else 0, begin)
 
     def committed(self, row: int, tokens: ArrayLike) -> None:
         """See DeviceSession.committed."""
@@ -209,6 +210,10 @@ class Helper:
         """The engine launches from now on."""
         self._carrier.carries = True
 
+    def refuse(self, reason: str) -> None:
+        """The engine has called with what cannot be sent."""
+        self._drafter.refuse(InvalidArgument(reason))
+
     def mapped(self, failure: str) -> None:
         """The engine's process has mapped, or says why not."""
         self._mapped.put(failure)
@@ -221,7 +226,7 @@ class Helper:
 
     def _has(self, row: int) -> bool:
         """A row that there is; of others the drafter says what is wrong with them."""
-        return 0 <= row < len(self._names)
+        return isinstance(row, int | np.integer) and 0 <= row < len(self._names)
 
     def _learned_of(self, row: int) -> Learned | None:
         name = self._names[row]

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -58,7 +59,8 @@ class HelperProcess:
         self._block, self._greet, self._remap = block, greet, remap
         self._sending = threading.Lock()
         self._socket: socket.socket | None = None
-        self._unsent = bytearray()
+        self._unsent: deque[memoryview] = deque()
+        self._unsent_bytes = 0
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         weakref.finalize(self, os.close, self._wake)
         self._numbers = itertools.count(1)
@@ -83,7 +85,7 @@ class HelperProcess:
         return self._process.pid if self._process and self._process.poll() is None else None
 
     def tell(self, what: str, *arguments: Any) -> None:
-        """Has the helper do something; waits for nothing. Without a helper it is forgotten, as what its service had is ended."""
+        """Has the helper do something; waits for nothing, and raises nothing. Without a helper it is forgotten."""
         self._send((what, 0, *arguments))
 
     def ask(self, what: str, *arguments: Any, timeout_s: float = _ANSWER_S) -> Any:
@@ -127,27 +129,46 @@ class HelperProcess:
     # -- behind it ---------------------------------------------------------------------------------------------------------------
 
     def _send(self, message: tuple[Any, ...]) -> None:
-        frame = encode(message)
+        """Sends at once what the socket takes; the thread sends the rest, and whatever comes behind it."""
+        frame = _encoded(message)
         with self._sending:
-            if self._socket is not None:
-                self._unsent += frame
-                self._flush()
+            if self._socket is None:
+                return
+            if not self._unsent:
+                frame = frame[self._sent(frame) :]
+            if frame:
+                self._unsent.append(frame)
+                self._unsent_bytes += len(frame)
+                os.eventfd_write(self._wake, 1)
+            if self._unsent_bytes > _MOST_UNSENT_BYTES and self._process is not None:
+                # It stands still: another one begins with what there is then.
+                self._forget_unsent()
+                self._process.kill()
 
-    def _flush(self) -> None:
-        """Sends what can be sent at once; the thread sends the rest. Holds `_sending`."""
+    def _sent(self, frame: memoryview) -> int:
+        """Bytes of a frame that the socket has taken without waiting. Holds `_sending`."""
         assert self._socket is not None
         try:
-            while self._unsent:
-                del self._unsent[: self._socket.send(self._unsent, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)]
+            return self._socket.send(frame, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except BlockingIOError:
-            if len(self._unsent) > _MOST_UNSENT_BYTES and self._process is not None:
-                # It stands still: another one begins with what there is then.
-                self._unsent.clear()
-                self._process.kill()
-            os.eventfd_write(self._wake, 1)
+            return 0
         except OSError:
-            # It is gone, which the thread sees too.
-            self._unsent.clear()
+            # The helper is gone, which the thread sees too.
+            return len(frame)
+
+    def _send_on(self) -> None:
+        """Sends some of what could not be sent at once."""
+        with self._sending:
+            if self._unsent and self._socket is not None:
+                frame = self._unsent.popleft()
+                sent = self._sent(frame)
+                self._unsent_bytes -= sent
+                if sent < len(frame):
+                    self._unsent.appendleft(frame[sent:])
+
+    def _forget_unsent(self) -> None:
+        self._unsent.clear()
+        self._unsent_bytes = 0
 
     def _run(self, connection: socket.socket | None) -> None:
         pause = _FIRST_PAUSE_S
@@ -165,7 +186,8 @@ class HelperProcess:
                 self._attachments = [self.attachments, 0]
                 self._changed.notify_all()
             pause = _FIRST_PAUSE_S if time.monotonic() - began > _LIVED_S else min(_LONGEST_PAUSE_S, 2 * pause)
-            self._stop.wait(pause)
+            if self._stop.wait(pause):
+                return
             connection = self._start()
 
     def _start(self) -> socket.socket | None:
@@ -193,9 +215,12 @@ class HelperProcess:
             ours.close()
             raise
         with self._sending:
-            self._unsent = bytearray(encode((replace(self._greet(), successor=self.restarts > 0),)))
+            self._forget_unsent()
             self._socket = ours
-            self._flush()
+            greeting = memoryview(encode((replace(self._greet(), successor=self.restarts > 0),)))
+            self._unsent.append(greeting)
+            self._unsent_bytes = len(greeting)
+        self._send_on()
         return ours
 
     def _listen(self, connection: socket.socket) -> None:
@@ -212,8 +237,7 @@ class HelperProcess:
                 if self._wake in ready:
                     os.eventfd_read(self._wake)
                 if ready.get(connection, 0) & selectors.EVENT_WRITE:
-                    with self._sending:
-                        self._flush()
+                    self._send_on()
                 if not ready.get(connection, 0) & selectors.EVENT_READ:
                     continue
                 try:
@@ -248,7 +272,7 @@ class HelperProcess:
         """Notes that the helper is gone, and how it ended."""
         with self._sending:
             self._socket = None
-            self._unsent.clear()
+            self._forget_unsent()
         connection.close()
         assert self._process is not None
         try:
@@ -257,3 +281,12 @@ class HelperProcess:
             self._process.kill()
             status = self._process.wait()
         self._ended = f"the helper process has ended with status {status}"
+
+
+def _encoded(message: tuple[Any, ...]) -> memoryview:
+    """A message as bytes; of one that cannot be sent, that it is refused."""
+    what, number, *_ = message
+    try:
+        return memoryview(encode(message))
+    except Exception as error:  # noqa: BLE001 -- pickle raises what the arguments' classes raise
+        return memoryview(encode(("refuse", number, f"{what}: {error}")))

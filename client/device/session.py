@@ -150,15 +150,15 @@ class DeviceSession:
     ) -> None:
         """Begins a request in a row, or goes on with one that was preempted, in the order of the current stream; see Drafter.start."""
         name = None if private else self._default if namespace is None else namespace
-        held = np.array(tokens)
         document_id = document_id or uuid.uuid4().hex
         generation = 0
-        if 0 <= row < len(self._names):
+        held = self._copied(tokens)
+        if self._has(row):
             with self._lock:
                 self._names[row] = name
                 if not self._remapping:
                     self._namespaces[row].fill_(self.headers.get(name, -1) if name is not None else -1)
-                generation = self._collector.begin(row, held.size)
+                generation = self._collector.begin(row, held.size if isinstance(held, np.ndarray) else 0)
         self._tell("start", row, generation, held, document_id, namespace, private, prompt_length)
 
     def propose(self, rows: torch.Tensor, out: DeviceDrafts | None = None) -> DeviceDrafts:
@@ -190,7 +190,7 @@ class DeviceSession:
 
     def committed(self, row: int, tokens: ArrayLike) -> None:
         """Tells what the engine has committed to a row, where `collect` does not: integers [n]."""
-        self._tell("committed", row, np.array(tokens))
+        self._tell("committed", row, self._copied(tokens))
 
     def finish(self, row: int, length: int | None = None, discard: bool = False) -> None:
         """Ends a row's request; its output is kept for others to draft from, or forgotten if `discard`.
@@ -285,9 +285,21 @@ class DeviceSession:
             self._helper.tell(what, *arguments)
 
     def _leave(self, row: int) -> None:
-        if 0 <= row < len(self._names):
+        if self._has(row):
             with self._lock:
                 self._names[row] = None
+
+    def _has(self, row: int) -> bool:
+        """A row that there is; of others the helper says what is wrong with them."""
+        return isinstance(row, int | np.integer) and 0 <= row < len(self._names)
+
+    @staticmethod
+    def _copied(tokens: ArrayLike) -> Any:
+        """Tokens as the helper gets them; what is no array stays what it is, for the helper to refuse."""
+        try:
+            return np.array(tokens)
+        except (ValueError, TypeError):
+            return tokens
 
     def _greeting(self, greeting: Greeting) -> Greeting:
         """What a helper that starts now is told first."""

@@ -182,6 +182,28 @@ def test_mapping_that_fails_leaves_rows_their_own_tokens(engine: Engine) -> None
     assert engine.draft()[0] == TEXT[15:19]
 
 
+def test_wrong_calls_are_counted_and_reach_nobody(engine: Engine) -> None:
+    engine.session.remap(pb.DeviceMap())
+    ragged: Any = [[1], [1, 2]]
+    no_row: Any = None
+    calls: list[Callable[[], object]] = [
+        lambda: engine.session.start(0, ragged),
+        lambda: engine.session.start(9, [1, 2]),
+        lambda: engine.session.start(no_row, [1, 2]),
+        lambda: engine.session.committed(0, ragged),
+        lambda: engine.session.finish(-1),
+        lambda: engine.session.preempt(2),
+    ]
+    for number, call in enumerate(calls):
+        call()
+        deadline = time.monotonic() + 20
+        while engine.session.stats.fail_opens.sum() <= number and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert engine.session.stats.fail_opens.tolist() == [0, 0, number + 1, 0, 0, 0, 0], "refused"
+    engine.start(1, TEXT[10:15])
+    assert engine.draft()[1] == TEXT[15:19]
+
+
 def test_wrong_arguments_are_refused() -> None:
     tokens, lengths = torch.zeros((2, 8), dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
 

@@ -93,7 +93,10 @@ def test_a_lenient_engine_hears_nothing_and_it_is_counted() -> None:
     helper.tell("committed", 1, np.arange(3))
     helper.tell("finish", 9, None, False)
     assert helper.ask("visible", 0.1) is False
-    assert int(block.stats.fail_opens.sum()) == 2
+    helper.tell("start", 0, 1, np.arange(5), lambda: "no id", None, False, None)
+    helper.tell("finish", None, None, False)
+    assert helper.ask("visible", 0.1) is False
+    assert int(block.stats.fail_opens.sum()) == 4
     assert int(block.stats.committed_tokens[0]) == 3
     assert not helper.wait(lambda: helper.attached, 0.1)
     until(lambda: helper.trouble[0] == "unavailable")
@@ -132,6 +135,23 @@ def test_helper_that_stands_still_holds_up_nobody_and_is_replaced(monkeypatch: p
         helper.tell("start", 0, i, prompt, f"{i}", None, False, None)
     until(lambda: helper.restarts == 1 and helper.pid not in (None, first))
     assert helper.ask("visible", 0.1) is False
+    helper.close()
+
+
+def test_what_is_told_to_a_helper_that_stands_still_for_a_moment_reaches_it() -> None:
+    """It is more than the socket takes."""
+    block = HelperBlock.create(SHAPE)
+    helper = helper_of(replace(GREETING, max_length=1 << 23), block)
+    helper.tell("start", 0, 1, np.arange(5), "a", None, False, None)
+    assert helper.ask("visible", 0.1) is False
+    assert helper.pid is not None
+    os.kill(helper.pid, signal.SIGSTOP)
+    for _ in range(60):
+        helper.tell("committed", 0, np.ones(100_000, np.int32))
+    os.kill(helper.pid, signal.SIGCONT)
+    helper.tell("committed", 0, np.ones(1, np.int32))
+    assert helper.ask("visible", 0.1) is False
+    assert (int(block.stats.committed_tokens[0]), helper.restarts) == (6_000_001, 0)
     helper.close()
 
 
