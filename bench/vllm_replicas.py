@@ -177,9 +177,14 @@ class Fleet:
 
 
 class Table:
-    """Tokens a second by what drafts and by batch size, and what each run must be."""
+    """Tokens a second by what drafts and by batch size, and what each run must be.
 
-    def __init__(self) -> None:
+    Args:
+        rules_only: Only rules are compared.
+    """
+
+    def __init__(self, *, rules_only: bool = False) -> None:
+        self.rules_only = rules_only
         self.speeds: dict[tuple[str, int], list[float]] = {}
         self.accepted: dict[tuple[str, int], list[float]] = {}
         self.step_ms: dict[tuple[str, int], list[float]] = {}
@@ -219,8 +224,11 @@ class Table:
                 (SERVED, NONE, GAIN_ON_NONE), (SERVED, NGRAM, GAIN_ON_NGRAM), (COLD, NGRAM, COLD_ON_NGRAM),
                 (SERVED, TREE, 1.0), (ADAPTIVE, ADAPTIVE_TREE, 1.0),
             ):  # fmt: skip
-                if {(kind, batch), (other, batch)} <= self.speeds.keys() and (gain := self.gain(kind, other, batch)) < least:
-                    found.append(f"batch {batch}: {kind} is {gain:.2f} x {other}, must be {least:g}")
+                if {(kind, batch), (other, batch)} <= self.speeds.keys():
+                    if (gain := self.gain(kind, other, batch)) < least:
+                        found.append(f"batch {batch}: {kind} is {gain:.2f} x {other}, must be {least:g}")
+                elif least != 1.0 and not self.rules_only:
+                    found.append(f"batch {batch}: {kind} was not measured")
         return found
 
 
@@ -384,7 +392,7 @@ def main() -> int:
         given.policies = given.no_exact = given.no_kills = True
     logs = given.logs or Path(tempfile.mkdtemp(prefix="draftd-vllm-"))
     logs.mkdir(parents=True, exist_ok=True)
-    fleet, table = Fleet(given, logs), Table()
+    fleet, table = Fleet(given, logs), Table(rules_only=given.rules_only)
     try:
         return _run(fleet, table)
     finally:

@@ -15,21 +15,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from draftd.client.carrier import Carrier
-from draftd.client.credentials import Credentials
+from draftd.client.config import ClientConfig
 from draftd.client.drafter import Drafter
 from draftd.client.frames import Frames, encode
 from draftd.client.helper_block import HelperBlock
+from draftd.client.rows import is_row
 from draftd.drafter.errors import InvalidArgument
 from draftd.drafter.lessons import Learned, warm_up
 from draftd.drafter.ops.collect.ring import RingShape
-from draftd.drafter.params import DraftParams
 from draftd.proto.draftd.v1 import draftd_pb2 as pb
 
 _log = logging.getLogger("draftd.client")
@@ -43,13 +43,12 @@ _LAST_WORDS_S = 1.0
 _RECEIVE_BYTES = 1 << 20
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Greeting:
     """What a helper is told first.
 
     Attributes:
-        endpoint, engine, vocab_size, max_rows, max_length, namespace, extra_namespaces, params, tokenizer_fingerprint, strict, credentials,
-            device_uuid: As Drafter takes them.
+        config: The engine's side of the attachment; with parameters.
         shape: Of the ring in the block.
         newest: int64 [max_rows]; the generation of each row's request.
         carries: The engine has launched.
@@ -57,28 +56,12 @@ class Greeting:
         log_level: The least that the engine's process logs of draftd.
     """
 
-    endpoint: str
-    engine: str
-    vocab_size: int
-    max_rows: int
-    max_length: int
-    namespace: str
-    extra_namespaces: tuple[str, ...]
-    params: DraftParams
-    tokenizer_fingerprint: str
-    strict: bool
-    credentials: Credentials
-    device_uuid: str
+    config: ClientConfig
     shape: RingShape
-    newest: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    newest: NDArray[np.int64]
     carries: bool = False
     successor: bool = False
     log_level: int = logging.WARNING
-
-    def drafter_arguments(self) -> dict[str, Any]:
-        """Those for Drafter."""
-        own = ("shape", "newest", "carries", "successor", "log_level")
-        return {of.name: getattr(self, of.name) for of in fields(self) if of.name not in own}
 
 
 class Helper:
@@ -96,23 +79,20 @@ class Helper:
         self._selector = selectors.DefaultSelector()
         self._selector.register(connection, selectors.EVENT_READ)
         self._frames = frames
-        self._strict = greeting.strict
         self._open = True
         self._sending = threading.Lock()
         self._mapped: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._names: list[str | None] = [None] * greeting.max_rows
+        self._greeting = greeting
+        self._names: list[str | None] = [None] * greeting.config.max_rows
         self._learned: dict[str, Learned] = {}
         self._asked: list[tuple[int, float]] = []
         self._told: object = None
         self._busy_until = 0.0
-        self._namespace = greeting.namespace
-        self._k, self._teaching = greeting.params.k, greeting.shape.teaching
         logger = logging.getLogger("draftd")
         logger.setLevel(greeting.log_level)
         logger.addHandler(_Forwarding(self._send))
-        self._drafter = Drafter(
-            **greeting.drafter_arguments(), k=greeting.params.k, transport="mapped", device=self, stats=block.stats,
-        )  # fmt: skip
+        arguments = {of.name: getattr(greeting.config, of.name) for of in fields(greeting.config)}
+        self._drafter = Drafter(**arguments, device=self, stats=block.stats)
         self._carrier = Carrier(self._drafter, block.ring, block.overruns, greeting.newest, self._learned_of)
         self._carrier.carries = greeting.carries
         if greeting.successor:
@@ -122,8 +102,8 @@ class Helper:
     def run(self) -> None:
         """Serves the engine until it closes the session, or is gone."""
         parent = os.getppid()
-        if self._teaching:
-            warm_up(self._k)
+        if self._greeting.shape.teaching:
+            warm_up(self._greeting.config.k)
         for message in self._frames.feed(b""):
             self._do(*message)
         while self._open and os.getppid() == parent:
@@ -182,7 +162,7 @@ class Helper:
         if not self._has(row):
             begin()
             return
-        self._names[row] = None if private else self._namespace if namespace is None else namespace
+        self._names[row] = None if private else self._greeting.config.namespace if namespace is None else namespace
         self._carrier.begin(row, generation, tokens.size if isinstance(tokens, np.ndarray) else 0, begin)
 
     def committed(self, row: int, tokens: ArrayLike) -> None:
@@ -226,7 +206,7 @@ class Helper:
 
     def _has(self, row: int) -> bool:
         """A row that there is; of others the drafter says what is wrong with them."""
-        return isinstance(row, int | np.integer) and 0 <= row < len(self._names)
+        return is_row(row, len(self._names))
 
     def _learned_of(self, row: int) -> Learned | None:
         name = self._names[row]
@@ -257,7 +237,7 @@ class Helper:
             getattr(self, what)(*arguments)
         except Exception as error:  # noqa: BLE001 -- only a strict drafter raises, and then the engine's process does
             answer = error
-            if not self._strict:
+            if not self._greeting.config.strict:
                 _log.warning("engine %s: %s failed: %r", self._drafter.engine, what, error)
         if number:
             self._send(("answer", number, answer))

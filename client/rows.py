@@ -19,6 +19,11 @@ from draftd.drafter.layout import MAX_DOCUMENT_ID_BYTES
 from draftd.drafter.rows import put_tokens
 
 
+def is_row(row: object, rows: int) -> bool:
+    """Whether this is one of so many rows."""
+    return isinstance(row, int | np.integer) and not isinstance(row, bool) and 0 <= int(row) < rows
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One request.
@@ -127,7 +132,7 @@ class RowTable:
 
     def check_row(self, row: int) -> int:
         """The row's index; InvalidArgument if there is no such row."""
-        if not isinstance(row, int | np.integer) or isinstance(row, bool) or not 0 <= row < self.max_rows:
+        if not is_row(row, self.max_rows):
             raise InvalidArgument(f"row is {row!r}; it must be an integer in [0, {self.max_rows})", "row")
         return int(row)
 

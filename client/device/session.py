@@ -12,7 +12,6 @@ import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -27,6 +26,7 @@ from draftd.client.device.memory import MappedMemory, Received
 from draftd.client.failopen import FailOpen
 from draftd.client.helper import Greeting
 from draftd.client.helper_process import HelperProcess
+from draftd.client.rows import is_row
 from draftd.drafter import compiling
 from draftd.drafter.cuda_memory import device_uuid
 from draftd.drafter.device import DeviceDrafts
@@ -101,15 +101,13 @@ class DeviceSession:
         if self.params.branches != 1:
             raise InvalidArgument(f"params.branches is {self.params.branches}; on a GPU drafts are chains: 1", "params.branches")
         self.device = tokens.device
-        config = ClientConfig(
+        self._config = ClientConfig(
             endpoint=endpoint or default_endpoint(), engine=engine, vocab_size=vocab_size, k=self.params.k, max_rows=rows,
-            max_length=max_length, namespace=namespace, extra_namespaces=tuple(extra_namespaces), transport="mapped", timeout_ms=1,
+            max_length=max_length, namespace=namespace, extra_namespaces=tuple(extra_namespaces), transport="mapped", timeout_ms=2.0,
             params=self.params, tokenizer_fingerprint=tokenizer_fingerprint, strict=strict,
-            credentials=Credentials.from_environment() if credentials is None else credentials,
+            credentials=Credentials.from_environment() if credentials is None else credentials, device_uuid=device_uuid(self.device),
         )  # fmt: skip
         self._tokens, self._lengths_of_rows = tokens, lengths
-        self._default = namespace
-        self._strict = strict
         self._mapping = threading.Lock()
         self._launching = threading.Lock()
         self.memory = MappedMemory(self.device)
@@ -123,18 +121,12 @@ class DeviceSession:
             )  # fmt: skip
             self._out = DeviceDrafts.empty(max_batch, self.params.k, self.device)
             self._warm_up(max_batch)
-            shape = RingShape(max_batch, self.params.k, self._rule.lessons is not None)
-            self._collector = Collector(tokens, lengths, shape)
+            self._collector = Collector(tokens, lengths, RingShape(max_batch, self.params.k, self._rule.lessons is not None))
         self._lock = threading.RLock()
         self.headers: dict[str, int] = {}
         self._names: list[str | None] = [None] * rows
         self._remapping = False
-        greeting = Greeting(
-            endpoint=config.endpoint, engine=engine, vocab_size=vocab_size, max_rows=rows, max_length=max_length, namespace=namespace,
-            extra_namespaces=config.extra_namespaces, params=self.params, tokenizer_fingerprint=tokenizer_fingerprint, strict=strict,
-            credentials=config.credentials, device_uuid=device_uuid(self.device), shape=shape,
-        )  # fmt: skip
-        self._helper = HelperProcess(self._collector.block, lambda: self._greeting(greeting), self._remap_sent)
+        self._helper = HelperProcess(self._collector.block, self._greeting, self._remap_sent)
 
     # -- what an engine calls ------------------------------------------------------------------------------------------------
 
@@ -149,7 +141,7 @@ class DeviceSession:
         prompt_length: int | None = None,
     ) -> None:
         """Begins a request in a row, or goes on with one that was preempted, in the order of the current stream; see Drafter.start."""
-        name = None if private else self._default if namespace is None else namespace
+        name = None if private else self._config.namespace if namespace is None else namespace
         document_id = document_id or uuid.uuid4().hex
         generation = 0
         held = self._copied(tokens)
@@ -279,7 +271,7 @@ class DeviceSession:
 
     def _tell(self, what: str, *arguments: Any) -> None:
         """Tells the helper; a strict session raises what it raises."""
-        if self._strict:
+        if self._config.strict:
             self._helper.ask(what, *arguments)
         else:
             self._helper.tell(what, *arguments)
@@ -291,7 +283,7 @@ class DeviceSession:
 
     def _has(self, row: int) -> bool:
         """A row that there is; of others the helper says what is wrong with them."""
-        return isinstance(row, int | np.integer) and 0 <= row < len(self._names)
+        return is_row(row, len(self._names))
 
     @staticmethod
     def _copied(tokens: ArrayLike) -> Any:
@@ -301,11 +293,11 @@ class DeviceSession:
         except (ValueError, TypeError):
             return tokens
 
-    def _greeting(self, greeting: Greeting) -> Greeting:
+    def _greeting(self) -> Greeting:
         """What a helper that starts now is told first."""
         collector = self._collector
         level = logging.getLogger("draftd.client").getEffectiveLevel()
-        return replace(greeting, newest=collector.newest.copy(), carries=collector.launched, log_level=level)
+        return Greeting(self._config, collector.block.ring.shape, collector.newest.copy(), collector.launched, log_level=level)
 
     def _remap_sent(self, message: bytes) -> None:
         self.remap(pb.DeviceMap.FromString(message))

@@ -43,6 +43,14 @@ def test_gains_are_held_to_what_they_must_be() -> None:
     assert len(table(1.0, 1.2).missed()) == 2
 
 
+def test_what_was_not_measured_is_missed() -> None:
+    answers = answer(1.0, [[1] * 100])
+    for rules_only, missed in ((False, 3), (True, 0)):
+        made = Table(rules_only=rules_only)
+        made.add(TREE, 16, answers, answers["outputs"])
+        assert len(made.missed()) == missed
+
+
 def test_gains_are_of_runs_of_the_same_round() -> None:
     """A machine that is slow for a while is so for both."""
     made, plain = Table(), [[1] * 100]

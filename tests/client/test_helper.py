@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftd.client import helper_process as module
+from draftd.client.config import ClientConfig
 from draftd.client.credentials import Credentials
 from draftd.client.frames import Frames, encode
 from draftd.client.helper import Greeting
@@ -29,11 +30,13 @@ from draftd.drafter.params import DraftParams
 from draftd.drafter.stats import FAIL_OPEN_REASONS
 
 SHAPE = RingShape(2, 4, teaching=False)
-GREETING = Greeting(
-    endpoint="unix:/tmp/nobody.sock", engine="here", vocab_size=100, max_rows=2, max_length=64, namespace="default", extra_namespaces=(),
-    params=DraftParams(k=4), tokenizer_fingerprint="", strict=False, credentials=Credentials(), device_uuid="ab" * 16, shape=SHAPE,
-    newest=np.zeros(2, np.int64), log_level=logging.INFO,
+CONFIG = ClientConfig(
+    endpoint="unix:/tmp/nobody.sock", engine="here", vocab_size=100, k=4, max_rows=2, max_length=64, namespace="default",
+    extra_namespaces=(), transport="mapped", timeout_ms=2.0, params=DraftParams(k=4), tokenizer_fingerprint="", strict=False,
+    credentials=Credentials(), device_uuid="ab" * 16,
 )  # fmt: skip
+GREETING = Greeting(CONFIG, SHAPE, np.zeros(2, np.int64), log_level=logging.INFO)
+STRICT = replace(GREETING, config=replace(CONFIG, strict=True))
 
 
 def helper_of(greeting: Greeting, block: HelperBlock | None = None) -> HelperProcess:
@@ -57,7 +60,7 @@ def gone(pid: int) -> bool:
 @pytest.fixture
 def helper() -> Iterator[HelperProcess]:
     """One whose drafter raises."""
-    made = helper_of(replace(GREETING, strict=True))
+    made = helper_of(STRICT)
     yield made
     made.close()
 
@@ -106,7 +109,7 @@ def test_a_lenient_engine_hears_nothing_and_it_is_counted() -> None:
 
 def test_helper_that_dies_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
     block = HelperBlock.create(SHAPE)
-    helper = helper_of(replace(GREETING, strict=True), block)
+    helper = helper_of(STRICT, block)
     helper.ask("start", 0, 1, np.arange(5), "a", None, False, None)
     helper.ask("committed", 0, np.arange(5))
     first = helper.pid
@@ -141,7 +144,7 @@ def test_helper_that_stands_still_holds_up_nobody_and_is_replaced(monkeypatch: p
 def test_what_is_told_to_a_helper_that_stands_still_for_a_moment_reaches_it() -> None:
     """It is more than the socket takes."""
     block = HelperBlock.create(SHAPE)
-    helper = helper_of(replace(GREETING, max_length=1 << 23), block)
+    helper = helper_of(replace(GREETING, config=replace(CONFIG, max_length=1 << 23)), block)
     helper.tell("start", 0, 1, np.arange(5), "a", None, False, None)
     assert helper.ask("visible", 0.1) is False
     assert helper.pid is not None
