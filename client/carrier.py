@@ -118,7 +118,8 @@ class Carrier:
             batch = int(ring.done[place, 1])
             records = ring.records[place, :batch].copy()
             samples = ring.samples[place, :batch].copy() if ring.shape.teaching else None
-            if int(ring.done[place, 0]) != self._read + 1:
+            # The launch that writes this place next may have begun when the one before it was done.
+            if int(ring.done[place, 0]) != self._read + 1 or int(ring.done[place - 1, 0]) >= self._read + RING:
                 self._overrun()
                 continue
             if self._is_ahead(records):
@@ -139,7 +140,13 @@ class Carrier:
             return False
         now = time.monotonic()
         self._ahead_since = self._ahead_since or now
-        return now < self._ahead_since + _AHEAD_S
+        if now < self._ahead_since + _AHEAD_S:
+            return True
+        # Nobody tells of them any more; the next row that is ahead is waited for again.
+        ahead = there & (apart > 0) & (apart <= GENERATIONS // 2)
+        self._newest[rows[ahead]] = records[ahead, 1]
+        self._ahead_since = None
+        return False
 
     def _tell(self, records: NDArray[np.int32], samples: NDArray[np.int32] | None) -> None:
         rows, generations, before, new = records[:, :4].T.astype(np.int64)

@@ -293,12 +293,12 @@ class Drafter:
 
     def wait_attached(self, timeout_s: float) -> bool:
         """Waits until the service has answered; not for the decode loop."""
-        return _wait(lambda: self._connection.session.alive, timeout_s)
+        return wait_until(lambda: self._connection.session.alive, timeout_s)
 
     def wait_visible(self, timeout_s: float) -> bool:
         """Waits until all that was appended can be drafted from, by every engine of the namespace; not for the decode loop."""
         deadline = time.monotonic() + timeout_s
-        return not self._closed and _wait(lambda: self._connection.is_visible(max(0.001, deadline - time.monotonic())), timeout_s)
+        return not self._closed and wait_until(lambda: self._connection.is_visible(max(0.001, deadline - time.monotonic())), timeout_s)
 
     # -- behind the guard --------------------------------------------------------------------------------------------------------
 
@@ -490,7 +490,7 @@ class Drafter:
         self._connection.end(parked.request, parked.tokens, False)
 
 
-def _wait(condition: Callable[[], bool], timeout_s: float) -> bool:
+def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
     """Polls until the condition holds; False after `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s
     while not condition():

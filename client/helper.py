@@ -10,6 +10,7 @@ import logging
 import os
 import queue
 import selectors
+import signal
 import socket
 import sys
 import threading
@@ -23,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from draftd.client.carrier import Carrier
 from draftd.client.config import ClientConfig
-from draftd.client.drafter import Drafter
+from draftd.client.drafter import Drafter, wait_until
 from draftd.client.frames import Frames, encode
 from draftd.client.helper_block import HelperBlock
 from draftd.client.rows import is_row
@@ -40,6 +41,8 @@ _IDLE_AFTER_S = 1.0
 _MAP_TIMEOUT_S = 60.0
 _VISIBLE_SLICE_S = 0.25
 _LAST_WORDS_S = 1.0
+_FIRST_ATTACH_S = 3.0
+_CLOSED = "the engine has closed the session"
 _RECEIVE_BYTES = 1 << 20
 
 
@@ -81,12 +84,14 @@ class Helper:
         self._frames = frames
         self._open = True
         self._sending = threading.Lock()
-        self._mapped: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._mapped: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
+        self._maps = 0
         self._greeting = greeting
         self._names: list[str | None] = [None] * greeting.config.max_rows
         self._learned: dict[str, Learned] = {}
         self._asked: list[tuple[int, float]] = []
         self._told: object = None
+        self._used = False
         self._busy_until = 0.0
         logger = logging.getLogger("draftd")
         logger.setLevel(greeting.log_level)
@@ -99,9 +104,8 @@ class Helper:
             # Counted after the drafter was made, so that the service sees it.
             block.stats.count_fail_open("internal")
 
-    def run(self) -> None:
-        """Serves the engine until it closes the session, or is gone."""
-        parent = os.getppid()
+    def run(self, parent: int) -> None:
+        """Serves the engine until it closes the session, or its process, `parent`, is gone."""
         if self._greeting.shape.teaching:
             warm_up(self._greeting.config.k)
         for message in self._frames.feed(b""):
@@ -118,21 +122,27 @@ class Helper:
             self._tell_state()
             self._answer_asked()
         self._open = False
-        self._mapped.put("the engine has closed the session")
+        self._mapped.put((self._maps, _CLOSED))
         # Whoever writes on would wait for a reader.
         self._connection.settimeout(_LAST_WORDS_S)
         self._carrier.close()
+        if self._used:
+            # What an engine has told in its first moments is delivered too, if there is a service.
+            wait_until(lambda: self._drafter.attached or self._drafter.trouble[0] != "unattached", _FIRST_ATTACH_S)
         self._drafter.detach()
 
     # -- what the attachment calls, from its own thread ------------------------------------------------------------------------
 
     def remap(self, device: pb.DeviceMap) -> None:
         """See DeviceLink: the engine's process maps."""
-        while not self._mapped.empty():
-            self._mapped.get()
-        self._send(("map", device.SerializeToString()))
+        self._maps += 1
+        self._send(("map", self._maps, device.SerializeToString()))
+        number, failure = 0, "" if self._open else _CLOSED
         try:
-            failure = self._mapped.get(timeout=_MAP_TIMEOUT_S) if self._open else "the engine has closed the session"
+            # An answer that came too late is to an earlier one.
+            while number < self._maps and not failure:
+                number, failure = self._mapped.get(timeout=_MAP_TIMEOUT_S)
+                failure = failure if number == self._maps else ""
         except queue.Empty:
             failure = f"the engine has not mapped the index within {_MAP_TIMEOUT_S:g} s"
         if failure:
@@ -159,6 +169,7 @@ class Helper:
         def begin() -> None:
             self._drafter.start(row, tokens, document_id, namespace, private, prompt_length=prompt_length)
 
+        self._used = True
         if not self._has(row):
             begin()
             return
@@ -194,9 +205,9 @@ class Helper:
         """The engine has called with what cannot be sent."""
         self._drafter.refuse(InvalidArgument(reason))
 
-    def mapped(self, failure: str) -> None:
-        """The engine's process has mapped, or says why not."""
-        self._mapped.put(failure)
+    def mapped(self, number: int, failure: str) -> None:
+        """The engine's process has mapped what it was sent under a number, or says why not."""
+        self._mapped.put((number, failure))
 
     def close(self) -> None:
         """The engine needs nothing more."""
@@ -277,19 +288,21 @@ class _Forwarding(logging.Handler):
 
 
 def main() -> None:
-    """Serves the engine whose process has started this one: descriptors of the connection and of the block."""
-    connection = socket.socket(fileno=int(sys.argv[1]))
+    """Serves the engine whose process has started this one: descriptors of the connection and of the block, and its id."""
+    connection, parent = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[3])
+    # Whoever stops a whole group of processes ends the engine, and with it this one when it has told what there is.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     frames = Frames()
     greeting: Greeting | None = None
     while greeting is None:
         data = connection.recv(_RECEIVE_BYTES)
-        if not data:
+        if not data or os.getppid() != parent:
             return
         for message in frames.feed(data):
             greeting = message[0]
             break
     block = HelperBlock(int(sys.argv[2]), greeting.shape)
-    Helper(connection, block, greeting, frames).run()
+    Helper(connection, block, greeting, frames).run(parent)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,11 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from draftd.client.failopen import FailOpen
 from draftd.client.frames import Frames, encode
@@ -30,7 +33,8 @@ _log = logging.getLogger("draftd.client")
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 10.0
 _LIVED_S = 60.0
-_CLOSE_S = 5.0
+_CLOSE_S = 8.0
+_LOOK_S = 1.0
 _ANSWER_S = 30.0
 _MOST_UNSENT_BYTES = 256 << 20
 _SEND_BUFFER_BYTES = 4 << 20
@@ -57,6 +61,7 @@ class HelperProcess:
         self.restarts = 0
         self._attachments = [0, 0]
         self._block, self._greet, self._remap = block, greet, remap
+        self._pid = os.getpid()
         self._sending = threading.Lock()
         self._socket: socket.socket | None = None
         self._unsent: deque[memoryview] = deque()
@@ -114,7 +119,9 @@ class HelperProcess:
             return self._changed.wait_for(condition, timeout_s)
 
     def close(self) -> None:
-        """Ends the helper when it has told the service all that it has, or after some seconds."""
+        """Ends the helper when it has told the service all that it has, or after some seconds. A forked process leaves it alone."""
+        if os.getpid() != self._pid:
+            return
         self._stop.set()
         self._send(("close", 0))
         os.eventfd_write(self._wake, 1)
@@ -140,10 +147,10 @@ class HelperProcess:
                 self._unsent.append(frame)
                 self._unsent_bytes += len(frame)
                 os.eventfd_write(self._wake, 1)
-            if self._unsent_bytes > _MOST_UNSENT_BYTES and self._process is not None:
+            if self._unsent_bytes > _MOST_UNSENT_BYTES:
                 # It stands still: another one begins with what there is then.
                 self._forget_unsent()
-                self._process.kill()
+                self._kill()
 
     def _sent(self, frame: memoryview) -> int:
         """Bytes of a frame that the socket has taken without waiting. Holds `_sending`."""
@@ -175,7 +182,11 @@ class HelperProcess:
         while not self._stop.is_set():
             began = time.monotonic()
             if connection is not None:
-                self._listen(connection)
+                try:
+                    self._listen(connection)
+                except Exception as error:  # noqa: BLE001 -- whatever it is, another helper is started
+                    _log.warning("what the helper process says is not understood: %r", error)
+                    self._kill()
                 self._bury(connection)
             if self._stop.is_set():
                 return
@@ -194,7 +205,7 @@ class HelperProcess:
         """Starts a helper; None if that cannot be."""
         try:
             return self._spawn()
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 -- whatever it is, it is tried again
             self._ended = f"the helper process cannot be started: {error}"
             return None
 
@@ -202,8 +213,9 @@ class HelperProcess:
         ours, theirs = socket.socketpair()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         # It imports what this process does, and nothing that lies in the current directory by chance.
-        command = [sys.executable, "-P", "-m", "draftd.client.helper", str(theirs.fileno()), str(self._block.fd)]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+        arguments = [str(number) for number in (theirs.fileno(), self._block.fd, self._pid)]
+        command = [sys.executable, "-P", "-m", "draftd.client.helper", *arguments]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_import_path())}
         try:
             with theirs:
                 # Of its own session: what interrupts the engine at a terminal leaves it time to tell what there is.
@@ -211,7 +223,7 @@ class HelperProcess:
                     command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=(theirs.fileno(), self._block.fd),
                     env=environment, start_new_session=True,
                 )  # fmt: skip
-        except OSError:
+        except BaseException:
             ours.close()
             raise
         with self._sending:
@@ -233,7 +245,10 @@ class HelperProcess:
                 with self._sending:
                     wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
                 selector.modify(connection, wanted)
-                ready = {key.fileobj: events for key, events in selector.select()}
+                ready = {key.fileobj: events for key, events in selector.select(_LOOK_S)}
+                if not ready and self.pid is None:
+                    # A process that was forked meanwhile may hold the other end open.
+                    return
                 if self._wake in ready:
                     os.eventfd_read(self._wake)
                 if ready.get(connection, 0) & selectors.EVENT_WRITE:
@@ -251,15 +266,12 @@ class HelperProcess:
 
     def _heard(self, what: str, *arguments: Any) -> None:
         if what == "map":
-            try:
-                self._remap(arguments[0])
-            except Exception as error:  # noqa: BLE001 -- whatever it is, the helper waits for an answer
-                self.tell("mapped", str(error) or type(error).__name__)
-            else:
-                self.tell("mapped", "")
+            # It may wait for the GPU, and what the decode thread tells may not wait for that.
+            threading.Thread(target=self._map, args=arguments, name="draftd-map", daemon=True).start()
         elif what == "log":
             name, level, text = arguments
-            logging.getLogger(name).log(level, "%s", text)
+            with suppress(Exception):  # of whoever handles the engine's log
+                logging.getLogger(name).log(level, "%s", text)
         else:
             with self._changed:
                 if what == "state":
@@ -267,6 +279,18 @@ class HelperProcess:
                 else:
                     self._answers[arguments[0]] = arguments[1]
                 self._changed.notify_all()
+
+    def _map(self, number: int, message: bytes) -> None:
+        failure = ""
+        try:
+            self._remap(message)
+        except Exception as error:  # noqa: BLE001 -- whatever it is, the helper waits for an answer
+            failure = str(error) or type(error).__name__
+        self.tell("mapped", number, failure)
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
 
     def _bury(self, connection: socket.socket) -> None:
         """Notes that the helper is gone, and how it ended."""
@@ -285,8 +309,26 @@ class HelperProcess:
 
 def _encoded(message: tuple[Any, ...]) -> memoryview:
     """A message as bytes; of one that cannot be sent, that it is refused."""
-    what, number, *_ = message
-    try:
-        return memoryview(encode(message))
-    except Exception as error:  # noqa: BLE001 -- pickle raises what the arguments' classes raise
-        return memoryview(encode(("refuse", number, f"{what}: {error}")))
+    what, number, *arguments = message
+    wrong = next((type(argument).__name__ for argument in arguments if not _is_plain(argument)), "")
+    if wrong:
+        message = ("refuse", number, f"{what} takes no {wrong}")
+    return memoryview(encode(message))
+
+
+def _is_plain(argument: object) -> bool:
+    """The helper can read it: it has none of the engine's classes."""
+    if isinstance(argument, np.ndarray):
+        return argument.dtype.kind in "biuf"
+    return argument is None or isinstance(argument, bool | int | float | str | bytes | np.generic)
+
+
+def _import_path() -> list[str]:
+    """Where this process imports from, without what is no path any more."""
+    paths = []
+    for path in sys.path:
+        try:
+            paths.append(path or os.getcwd())
+        except OSError:
+            continue
+    return [path for path in paths if isinstance(path, str)]

@@ -58,9 +58,14 @@ class Collector:
         return int(generation)
 
     def launch(self, rows: torch.Tensor, drafts: DeviceDrafts, lessons: DeviceLessons | None = None) -> None:
-        """Enqueues the kernel on the current stream; may be captured. Lessons are given if the ring carries samples."""
-        self.launched = True
+        """Enqueues the kernel on the current stream; may be captured. Lessons are given if the ring carries samples.
+
+        Raises:
+            ValueError: There are more rows than the ring has room for.
+        """
         tokens, shape = self._tokens, self.block.ring.shape
+        if rows.shape[0] > shape.max_batch:
+            raise ValueError(f"rows has {rows.shape[0]} rows; at most {shape.max_batch}")
         ints, floats = shape.lesson_words
         collect_rows[(rows.shape[0],)](
             tokens, tokens.stride(0), tokens.shape[0], tokens.shape[1], self._lengths, rows, self._carried,

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from draftd.client.config import ClientConfig, default_endpoint
 from draftd.client.credentials import Credentials
@@ -33,11 +33,13 @@ from draftd.drafter.device import DeviceDrafts
 from draftd.drafter.device_layout import PIN_MAPPED
 from draftd.drafter.device_rules import DeviceRule
 from draftd.drafter.errors import InvalidArgument
+from draftd.drafter.layout import MAX_DOCUMENT_ID_BYTES
 from draftd.drafter.ops.collect.ring import RingShape
 from draftd.drafter.params import DraftParams
 from draftd.drafter.stats import EngineStats
 from draftd.proto.draftd.v1 import draftd_pb2 as pb
 
+_NO_ID = "?" * (MAX_DOCUMENT_ID_BYTES + 1)
 _ANSWER_S = 5.0
 """How much longer than it was asked to wait the helper may take to say so."""
 
@@ -141,10 +143,16 @@ class DeviceSession:
         prompt_length: int | None = None,
     ) -> None:
         """Begins a request in a row, or goes on with one that was preempted, in the order of the current stream; see Drafter.start."""
-        name = None if private else self._config.namespace if namespace is None else namespace
+        held = _sendable(tokens)
+        # What has another type is refused by the helper as what it becomes here.
+        if document_id is not None and not isinstance(document_id, str):
+            document_id = _NO_ID
         document_id = document_id or uuid.uuid4().hex
+        namespace = namespace if namespace is None or isinstance(namespace, str) else ""
+        prompt_length = prompt_length if prompt_length is None or isinstance(prompt_length, int | np.integer) else -1
+        private = private if isinstance(private, bool | int | np.bool_) else True
+        name = None if private else self._config.namespace if namespace is None else namespace
         generation = 0
-        held = self._copied(tokens)
         if self._has(row):
             with self._lock:
                 self._names[row] = name
@@ -176,13 +184,15 @@ class DeviceSession:
         By the rule `calibrated`, a few rows of each batch also carry what their drafts were decided from, to be learned from.
         """
         if not self._collector.launched:
+            # A helper that is greeted meanwhile knows it too.
+            self._collector.launched = True
             self._tell("carry")
         with torch.cuda.device(self.device):
             self._collector.launch(rows, drafts, self._rule.lessons)
 
     def committed(self, row: int, tokens: ArrayLike) -> None:
         """Tells what the engine has committed to a row, where `collect` does not: integers [n]."""
-        self._tell("committed", row, self._copied(tokens))
+        self._tell("committed", row, _sendable(tokens))
 
     def finish(self, row: int, length: int | None = None, discard: bool = False) -> None:
         """Ends a row's request; its output is kept for others to draft from, or forgotten if `discard`.
@@ -285,14 +295,6 @@ class DeviceSession:
         """A row that there is; of others the helper says what is wrong with them."""
         return is_row(row, len(self._names))
 
-    @staticmethod
-    def _copied(tokens: ArrayLike) -> Any:
-        """Tokens as the helper gets them; what is no array stays what it is, for the helper to refuse."""
-        try:
-            return np.array(tokens)
-        except (ValueError, TypeError):
-            return tokens
-
     def _greeting(self) -> Greeting:
         """What a helper that starts now is told first."""
         collector = self._collector
@@ -347,3 +349,12 @@ class DeviceSession:
         batches = sorted({1, *(size for size in (65, 193, 385) if size <= max_batch), max_batch})
         compiling.warm_up(lambda batch: self.propose(nowhere[:batch]), batches)
         torch.cuda.current_stream(self.device).synchronize()
+
+
+def _sendable(tokens: ArrayLike) -> NDArray[np.generic] | str:
+    """A copy of tokens that can be sent; of what is no list of numbers, what is wrong with it, which the helper refuses."""
+    try:
+        copied = np.array(tokens)
+    except Exception as error:  # noqa: BLE001 -- whatever a caller's object raises
+        return str(error)
+    return copied if copied.dtype.kind in "biuf" else f"tokens are {copied.dtype}"

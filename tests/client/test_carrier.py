@@ -177,6 +177,16 @@ def test_launches_that_were_overwritten_end_what_they_concerned() -> None:
     assert engine.told.tokens[1][-1] == 321
 
 
+def test_launch_that_may_be_half_overwritten_is_not_read() -> None:
+    engine = Engine()
+    for _ in range(RING):
+        engine.step([0], drain=False)
+    engine.collector.block.ring.records[0, 0, 3] = 1
+    engine.carrier.drain()
+    assert engine.told.tokens == {}
+    assert engine.overruns == RING // 2
+
+
 def test_a_finished_row_is_told_of_no_more() -> None:
     engine = Engine()
     engine.carrier.finish(0, 10, True)
@@ -242,6 +252,14 @@ def test_ring_waits_for_what_was_told_of_a_row(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(module, "_AHEAD_S", 0.0)
     engine.carrier.drain()
     assert engine.told.tokens[0] == [10], "what is never told holds up nothing"
+    monkeypatch.undo()
+    generation = engine.collector.begin(1, 60)
+    engine.lengths[1] = 61
+    engine.step([1, 2])
+    assert engine.carrier.launches == 4, "another row is waited for as the first was"
+    engine.carrier.begin(1, generation, 60, lambda: None)
+    engine.carrier.drain()
+    assert engine.told.tokens[1][-1] == 360
 
 
 def test_carrier_that_comes_later_tells_of_requests_that_begin_from_then_on() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import socket
 import subprocess
 import threading
@@ -29,6 +31,7 @@ from draftd.drafter import policy  # noqa: E402
 from draftd.drafter.corpus import Corpus  # noqa: E402
 from draftd.drafter.corpus_config import CorpusConfig  # noqa: E402
 from draftd.drafter.cuda_memory import CudaError  # noqa: E402
+from draftd.drafter.device import DeviceDrafts  # noqa: E402
 from draftd.drafter.device_indexes import DeviceIndexes  # noqa: E402
 from draftd.drafter.device_layout import DEVICE_CONTROL_WORDS, DEVICE_HEADER_WORDS, PIN_EPOCH, PIN_MAPPED, PIN_WORDS  # noqa: E402
 from draftd.drafter.errors import InvalidArgument  # noqa: E402
@@ -81,10 +84,14 @@ class InThread(HelperProcess):
     def _spawn(self) -> socket.socket:
         ours, theirs = socket.socketpair()
         self._socket = ours
+        logger = logging.getLogger("draftd")
+        own = list(logger.handlers)
         self.helper = Helper(theirs, self._block, self._greet(), Frames())
+        # Here it would forward what it has forwarded.
+        logger.handlers = own
 
         def run() -> None:
-            self.helper.run()
+            self.helper.run(os.getppid())
             theirs.close()
 
         thread = threading.Thread(target=run, daemon=True)
@@ -186,7 +193,24 @@ def test_wrong_calls_are_counted_and_reach_nobody(engine: Engine) -> None:
     engine.session.remap(pb.DeviceMap())
     ragged: Any = [[1], [1, 2]]
     no_row: Any = None
+
+    class Broken:
+        def __array__(self, *_: object, **__: object) -> Any:
+            raise RuntimeError("no array")
+
+    odd: Any = Broken()
+    two: Any = np.zeros(2)
     calls: list[Callable[[], object]] = [
+        lambda: engine.session.start(0, odd),
+        lambda: engine.session.start(0, [1, 2], odd),
+        lambda: engine.session.start(0, [1, 2], two),
+        lambda: engine.session.start(0, [1, 2], namespace=[]),  # type: ignore[arg-type]
+        lambda: engine.session.start(0, [1, 2], prompt_length=odd),
+        lambda: engine.session.start(odd, [1, 2]),
+        lambda: engine.session.start(True, [1, 2]),
+        lambda: engine.session.preempt(True),
+        lambda: engine.session.finish(0, odd),
+        lambda: engine.session.committed(0, [odd]),
         lambda: engine.session.start(0, ragged),
         lambda: engine.session.start(9, [1, 2]),
         lambda: engine.session.start(no_row, [1, 2]),
@@ -202,6 +226,10 @@ def test_wrong_calls_are_counted_and_reach_nobody(engine: Engine) -> None:
         assert engine.session.stats.fail_opens.tolist() == [0, 0, number + 1, 0, 0, 0, 0], "refused"
     engine.start(1, TEXT[10:15])
     assert engine.draft()[1] == TEXT[15:19]
+    assert engine.session.helper_restarts == 0
+    rows = torch.zeros(4, dtype=torch.int32)
+    with pytest.raises(ValueError, match="rows has 4 rows; at most 3"):
+        engine.session.collect(rows, DeviceDrafts.empty(4, 4, "cpu"))
 
 
 def test_wrong_arguments_are_refused() -> None:

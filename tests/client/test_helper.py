@@ -7,11 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from hypothesis import given
@@ -28,6 +31,9 @@ from draftd.drafter.errors import FailedPrecondition, InvalidArgument
 from draftd.drafter.ops.collect.ring import RingShape
 from draftd.drafter.params import DraftParams
 from draftd.drafter.stats import FAIL_OPEN_REASONS
+from draftd.proto.draftd.v1 import draftd_pb2 as pb
+from draftd.proto.draftd.v1 import draftd_pb2_grpc
+from draftd.server.replay.service import PrivateService
 
 SHAPE = RingShape(2, 4, teaching=False)
 CONFIG = ClientConfig(
@@ -191,3 +197,109 @@ os._exit(0)
     )  # fmt: skip
     pid = int(done.stdout)
     until(lambda: gone(pid))
+
+
+class Odd:
+    """A class of the engine's."""
+
+
+def test_what_only_the_engine_can_read_is_refused() -> None:
+    block = HelperBlock.create(SHAPE)
+    helper = helper_of(GREETING, block)
+    helper.tell("start", 0, 1, np.array([Odd()]), "a", None, False, None)
+    helper.tell("finish", Odd(), None, False)
+    assert helper.ask("visible", 0.1) is False
+    assert dict(zip(FAIL_OPEN_REASONS, block.stats.fail_opens.tolist(), strict=True))["refused"] == 2
+    assert helper.restarts == 0
+    helper.close()
+
+
+def test_engine_that_fails_while_it_listens_gets_another_helper(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("not understood")
+
+    monkeypatch.setattr(HelperProcess, "_heard", fail)
+    helper = helper_of(GREETING)
+    until(lambda: helper.restarts >= 1)
+    monkeypatch.undo()
+    until(lambda: helper.trouble[0] == "unavailable" and helper.pid is not None)
+    assert helper.ask("visible", 0.1) is False
+    helper.close()
+
+
+def test_mapping_holds_up_nothing_else() -> None:
+    go_on = threading.Event()
+
+    def remap(_: bytes) -> None:
+        go_on.wait(60)
+
+    helper = HelperProcess(HelperBlock.create(SHAPE), lambda: GREETING, remap)
+    helper._heard("map", 1, b"")
+    assert helper.ask("visible", 0.1) is False
+    assert not go_on.is_set()
+    go_on.set()
+    helper.close()
+
+
+def test_forked_process_leaves_the_helper_alone() -> None:
+    helper = helper_of(GREETING)
+    assert helper.ask("visible", 0.1) is False
+    first = helper.pid
+    child = os.fork()
+    if child == 0:
+        helper.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert helper.ask("visible", 0.1) is False
+    assert helper.pid == first
+    helper.close()
+
+
+def test_helper_whose_end_nobody_closes_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was forked while the helper started holds the helper's end of the connection."""
+    popen, held = subprocess.Popen, []
+
+    def start(command: list[str], **options: Any) -> Any:
+        held.append(os.dup(options["pass_fds"][0]))
+        return popen(command, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    helper = helper_of(GREETING)
+    monkeypatch.undo()
+    assert helper.ask("visible", 0.1) is False
+    assert helper.pid is not None
+    os.kill(helper.pid, signal.SIGKILL)
+    until(lambda: helper.restarts == 1 and helper.pid is not None)
+    assert helper.ask("visible", 0.1) is False
+    helper.close()
+    os.close(held[0])
+
+
+def test_helper_imports_whatever_is_in_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [Path("/somewhere"), "", *sys.path])
+    helper = helper_of(GREETING)
+    assert helper.ask("visible", 0.1) is False
+    helper.close()
+
+
+def test_helper_that_is_asked_to_end_tells_what_there_is_first() -> None:
+    helper = helper_of(GREETING)
+    assert helper.ask("visible", 0.1) is False
+    assert helper.pid is not None
+    os.kill(helper.pid, signal.SIGTERM)
+    assert helper.ask("visible", 0.1) is False
+    assert helper.restarts == 0
+    helper.close()
+
+
+def test_what_was_told_before_there_was_an_attachment_arrives() -> None:
+    with PrivateService(http=False) as service:
+        config = replace(CONFIG, endpoint=service.endpoint, transport="inline", device_uuid="", namespace="early")
+        helper = helper_of(replace(GREETING, config=config))
+        helper.tell("start", 0, 1, np.arange(5), "a", None, False, None)
+        helper.tell("committed", 0, np.arange(20))
+        helper.tell("finish", 0, None, False)
+        helper.close()
+        stub = draftd_pb2_grpc.CorpusServiceStub(grpc.insecure_channel(service.endpoint))
+        kept = stub.GetNamespace(pb.GetNamespaceRequest(namespace="early"), timeout=30).namespace
+        assert kept.tokens >= 20
