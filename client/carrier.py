@@ -135,16 +135,14 @@ class Carrier:
         rows = records[:, 0]
         there = (rows >= 0) & (rows < len(self._newest))
         apart = (records[:, 1] - self._newest[np.where(there, rows, 0)]) & GENERATIONS
-        if not (there & (apart > 0) & (apart <= GENERATIONS // 2)).any():
-            self._ahead_since = None
-            return False
-        now = time.monotonic()
-        self._ahead_since = self._ahead_since or now
-        if now < self._ahead_since + _AHEAD_S:
-            return True
-        # Nobody tells of them any more; the next row that is ahead is waited for again.
         ahead = there & (apart > 0) & (apart <= GENERATIONS // 2)
-        self._newest[rows[ahead]] = records[ahead, 1]
+        if ahead.any():
+            now = time.monotonic()
+            self._ahead_since = self._ahead_since or now
+            if now < self._ahead_since + _AHEAD_S:
+                return True
+            # Nobody tells of them any more; the next row that is ahead is waited for again.
+            self._newest[rows[ahead]] = records[ahead, 1]
         self._ahead_since = None
         return False
 
