@@ -14,8 +14,8 @@ import time
 from collections import deque
 from typing import Any
 
-_MIXED_TOKENS = (128, 256, 512, 768, 1024, 1536, 2048)
-"""Tokens of steps with a prefill in them that have a graph."""
+_MIXED_TOKENS = (128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+"""Tokens of steps with a prefill in them that have a graph: up to the most that a step has."""
 COUNTERS = ("vllm:spec_decode_num_drafts", "vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_accepted_tokens")
 
 
@@ -40,7 +40,7 @@ def start(settings: dict[str, Any]) -> Any:
         dtype="bfloat16",
         max_model_len=2048,
         max_num_seqs=most,
-        max_num_batched_tokens=8192,
+        max_num_batched_tokens=_MIXED_TOKENS[-1],
         gpu_memory_utilization=0.15,
         kv_cache_memory_bytes=4 << 30,
         enable_prefix_caching=False,
@@ -111,6 +111,14 @@ def counters(llm: Any) -> dict[str, int]:
     return found
 
 
+def verify_ms(llm: Any, settings: dict[str, Any]) -> dict[int, float]:
+    """Milliseconds that vLLM takes a step's forward pass to last, by its tokens; adaptive verification trims drafts by that."""
+    runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
+    _, costs = runner.adaptive_verification.cost_tables
+    sizes = sorted({size for batch in settings["batches"] for size in (batch, batch * (1 + settings["k"]))})
+    return {size: float(costs[size]) for size in sizes}
+
+
 def _tokens(tokenizer: Any, text: str) -> list[int]:
     written = tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False)
     tokens: list[int] = tokenizer(written, add_special_tokens=False)["input_ids"]
@@ -134,6 +142,7 @@ def main() -> None:
         "v2": bool(config.use_v2_model_runner),
         "asynchronous": bool(config.scheduler_config.async_scheduling),
         "pid": os.getpid(),
+        "verify_ms": verify_ms(llm, settings) if settings["adaptive"] else {},
     }
     print(json.dumps(about), file=answers)
     numbers = itertools.count()

@@ -20,7 +20,7 @@ from draftd.drafter.shm import default_root
 TransportName = Literal["auto", "mapped", "handle", "inline"]
 
 _NAME = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
-_MAX_EXTRA_NAMESPACES = 64
+MAX_EXTRA_NAMESPACES = 64
 
 
 def default_endpoint() -> str:
@@ -85,8 +85,8 @@ class ClientConfig:
         for name in (self.namespace, *self.extra_namespaces):
             if not _NAME.fullmatch(name):
                 raise InvalidArgument(f"namespace is {name!r}; it must be 1 to 128 letters, digits and . _ : / -", "namespace")
-        if len(self.extra_namespaces) > _MAX_EXTRA_NAMESPACES:
-            raise InvalidArgument(f"extra_namespaces has {len(self.extra_namespaces)} names; at most {_MAX_EXTRA_NAMESPACES}")
+        if len(self.extra_namespaces) > MAX_EXTRA_NAMESPACES:
+            raise InvalidArgument(f"extra_namespaces has {len(self.extra_namespaces)} names; at most {MAX_EXTRA_NAMESPACES}")
         for field, value, high in (
             ("vocab_size", self.vocab_size, MAX_VOCAB),
             ("k", self.k, MAX_K),

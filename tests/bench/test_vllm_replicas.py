@@ -67,6 +67,21 @@ def test_rules_are_compared_where_both_were_measured() -> None:
     made.add(ADAPTIVE, 16, answer(1.0, plain), plain)
     made.add(ADAPTIVE_TREE, 16, answer(0.99, plain), plain)
     assert made.missed() == [f"batch 16: {ADAPTIVE} is 0.99 x {ADAPTIVE_TREE}, must be 1"]
+    assert made.rules() == [
+        f"batch 16: {SERVED} is 1.03 x {TREE} in the fastest quarter of 3 runs, 1.03 x in their median",
+        f"batch 16: {ADAPTIVE} is 0.99 x {ADAPTIVE_TREE} in the fastest quarter of 1 runs, 0.99 x in their median",
+    ]
+
+
+def test_rules_are_compared_by_runs_that_nothing_disturbed() -> None:
+    """However many others were slow."""
+    made, plain = Table(), [[1] * 100]
+    for served, tree in ((1.0, 1.1), (5.0, 2.0), (4.0, 2.0), (3.0, 2.0)):
+        made.add(SERVED, 1, answer(served, plain), plain)
+        made.add(TREE, 1, answer(tree, plain), plain)
+    assert made.fastest(SERVED, TREE, 1) == pytest.approx(1.1)
+    assert made.gain(SERVED, TREE, 1) < 1
+    assert not any(TREE in missed for missed in made.missed())
 
 
 def test_rows_show_speed_gains_and_agreement() -> None:
