@@ -91,6 +91,7 @@ class Helper:
         self._learned: dict[str, Learned] = {}
         self._asked: list[tuple[int, float]] = []
         self._told: object = None
+        self._beats = block.beats
         self._used = False
         self._busy_until = 0.0
         logger = logging.getLogger("draftd")
@@ -226,7 +227,9 @@ class Helper:
     def _receive(self) -> None:
         """Does what was sent; waits a moment if nothing was."""
         pause = _PAUSE_S if time.monotonic() < self._busy_until else _IDLE_PAUSE_S
+        self._beats += 1
         while self._open and self._selector.select(pause):
+            self._beats += 1
             try:
                 data = self._connection.recv(_RECEIVE_BYTES)
             except ConnectionError:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from draftd.drafter.ops.collect.ring import Ring, RingShape
 from draftd.drafter.stats import STATS_WORDS, EngineStats
 
-_HEAD_BYTES = -(-8 * (STATS_WORDS + 1) // 64) * 64
+_HEAD_BYTES = -(-8 * (STATS_WORDS + 2) // 64) * 64
 
 
 class HelperBlock:
@@ -23,6 +23,7 @@ class HelperBlock:
         address, byte_size: Where it is mapped here.
         stats: What was counted; the helper writes.
         overruns: int64 [1]; launches that were overwritten before the helper read them; the helper writes.
+        beats: int64 [1]; times that the helper has looked for something to do; the helper writes.
         ring: Launches of collect_rows; the GPU writes.
     """
 
@@ -35,6 +36,7 @@ class HelperBlock:
         words = memory[:_HEAD_BYTES].view(np.int64)
         self.stats = EngineStats(words[:STATS_WORDS])
         self.overruns = words[STATS_WORDS : STATS_WORDS + 1]
+        self.beats = words[STATS_WORDS + 1 : STATS_WORDS + 2]
         self.ring = Ring(memory[_HEAD_BYTES:], shape)
 
     @staticmethod

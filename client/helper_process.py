@@ -35,6 +35,8 @@ _LONGEST_PAUSE_S = 10.0
 _LIVED_S = 60.0
 _CLOSE_S = 8.0
 _LOOK_S = 1.0
+_STILL_S = 120.0
+"""A helper that has not looked for something to do for so long is replaced. It compiles for some seconds when it starts."""
 _ANSWER_S = 30.0
 _MOST_UNSENT_BYTES = 256 << 20
 _SEND_BUFFER_BYTES = 4 << 20
@@ -70,6 +72,7 @@ class HelperProcess:
         weakref.finalize(self, os.close, self._wake)
         self._numbers = itertools.count(1)
         self._answers: dict[int, Any] = {}
+        self._asked: set[int] = set()
         self._changed = threading.Condition()
         self._stop = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
@@ -101,14 +104,19 @@ class HelperProcess:
             Exception: What the helper raised.
         """
         number = next(self._numbers)
+        with self._changed:
+            self._asked.add(number)
         self._send((what, number, *arguments))
         deadline = time.monotonic() + timeout_s
         with self._changed:
-            while number not in self._answers:
-                left = deadline - time.monotonic()
-                if left <= 0 or self._socket is None or not self._changed.wait(left):
-                    raise FailOpen("unavailable", f"the helper process does not answer: {self.trouble[1]}")
-            answer = self._answers.pop(number)
+            try:
+                while number not in self._answers:
+                    left = deadline - time.monotonic()
+                    if left <= 0 or self._socket is None or not self._changed.wait(left):
+                        raise FailOpen("unavailable", f"the helper process does not answer: {self.trouble[1]}")
+                answer = self._answers.pop(number)
+            finally:
+                self._asked.remove(number)
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -238,6 +246,7 @@ class HelperProcess:
     def _listen(self, connection: socket.socket) -> None:
         """Does what the helper asks for, until it is gone."""
         frames = Frames()
+        beats, still_s, looked = -1, 0.0, time.monotonic()
         with selectors.DefaultSelector() as selector:
             selector.register(connection, selectors.EVENT_READ)
             selector.register(self._wake, selectors.EVENT_READ)
@@ -248,6 +257,14 @@ class HelperProcess:
                 ready = {key.fileobj: events for key, events in selector.select(_LOOK_S)}
                 if not ready and self.pid is None:
                     # A process that was forked meanwhile may hold the other end open.
+                    return
+                now, seen = time.monotonic(), int(self._block.beats[0])
+                # While this process was stopped itself it has seen nothing.
+                still_s = still_s + min(now - looked, 2 * _LOOK_S) if seen == beats else 0.0
+                beats, looked = seen, now
+                if still_s > _STILL_S:
+                    _log.warning("the helper process has stood still for %.0f s", still_s)
+                    self._kill()
                     return
                 if self._wake in ready:
                     os.eventfd_read(self._wake)
@@ -276,7 +293,7 @@ class HelperProcess:
             with self._changed:
                 if what == "state":
                     self.attached, self.transport, self._attachments[1], self.trouble = arguments
-                else:
+                elif arguments[0] in self._asked:
                     self._answers[arguments[0]] = arguments[1]
                 self._changed.notify_all()
 

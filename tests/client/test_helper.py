@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from draftd.client import helper_process as module
 from draftd.client.config import ClientConfig
 from draftd.client.credentials import Credentials
+from draftd.client.failopen import FailOpen
 from draftd.client.frames import Frames, encode
 from draftd.client.helper import Greeting
 from draftd.client.helper_block import HelperBlock
@@ -144,6 +145,44 @@ def test_helper_that_stands_still_holds_up_nobody_and_is_replaced(monkeypatch: p
         helper.tell("start", 0, i, prompt, f"{i}", None, False, None)
     until(lambda: helper.restarts == 1 and helper.pid not in (None, first))
     assert helper.ask("visible", 0.1) is False
+    helper.close()
+
+
+def test_helper_that_stands_still_is_replaced_though_nobody_tells_it_anything(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    helper = helper_of(GREETING)
+    helper.ask("visible", 0.1)
+    monkeypatch.setattr(module, "_STILL_S", 1.0)
+    monkeypatch.setattr(module, "_LOOK_S", 0.05)
+    first = helper.pid
+    assert first is not None
+    os.kill(first, signal.SIGSTOP)
+    until(lambda: helper.restarts == 1 and helper.pid not in (None, first))
+    assert "has stood still for 1 s" in caplog.text
+    helper.close()
+
+
+def test_helper_without_anything_to_do_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    block = HelperBlock.create(SHAPE)
+    helper = helper_of(GREETING, block)
+    helper.ask("visible", 0.1)
+    monkeypatch.setattr(module, "_STILL_S", 1.0)
+    monkeypatch.setattr(module, "_LOOK_S", 0.05)
+    beats = int(block.beats[0])
+    time.sleep(2)
+    assert helper.restarts == 0
+    assert block.beats[0] > beats
+    helper.close()
+
+
+def test_answer_that_nobody_waits_for_any_more_is_not_kept() -> None:
+    helper = helper_of(GREETING)
+    helper.ask("visible", 0.1)
+    with pytest.raises(FailOpen):
+        helper.ask("visible", 0.2, timeout_s=0.0)
+    assert helper.ask("visible", 0.5) is False
+    assert not helper._answers
     helper.close()
 
 
