@@ -34,6 +34,7 @@ def test_every_benchmark_is_run_by_name() -> None:
         "scaling",
         "prior",
         "prompts",
+        "vllm_table",
         "vllm_worker",
         "gpu_engine",
         "device_image",

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from bench.prompts import KINDS, prompts, questions, templates
-from bench.vllm_replicas import ADAPTIVE, ADAPTIVE_TREE, COLD, NGRAM, NONE, SERVED, TREE, Table, _first_difference
+from bench.vllm_replicas import _first_difference
+from bench.vllm_table import ADAPTIVE, ADAPTIVE_TREE, COLD, NGRAM, NONE, SERVED, TREE, Table
 from bench.vllm_worker import COUNTERS
 
 
