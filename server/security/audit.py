@@ -34,6 +34,8 @@ class AuditedCall:
         self._context = context
         self._metrics = metrics
         self._namespace = ""
+        # Asked for now: when a stream that was cancelled is closed, gRPC has freed the call.
+        self._principal, self._peer = principal_name(context), context.peer()
         self.request: Any = request
         if isinstance(request, Message):
             self._note(request)
@@ -64,8 +66,8 @@ class AuditedCall:
         self._metrics.count("draftd_audited_calls_total", self._method, outcome)
         _logger().info(
             "call",
-            principal=principal_name(self._context),
-            peer=self._context.peer(),
+            principal=self._principal,
+            peer=self._peer,
             rpc=self._method,
             namespace=self._namespace,
             outcome=outcome,

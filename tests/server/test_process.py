@@ -8,16 +8,20 @@ import socket
 import stat
 import subprocess
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
+import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from draftd.proto.draftd.v1 import draftd_pb2 as pb
+from draftd.proto.draftd.v1 import draftd_pb2_grpc
+from draftd.server.replay.service import PrivateService
 from tests.server.harness import VOCAB, Process, Stubs, draftd, error_of, short_directory
 
 Start = Callable[..., Process]
@@ -207,3 +211,21 @@ def test_service_whose_gpu_is_lost_keeps_what_it_has_and_ends(start: Start, tmp_
     process.log.write_text("")
     again = start(*flags, environment=environment).wait_ready()
     assert "(5 documents, 500 tokens restored" in again.log.read_text()
+
+
+def test_service_outlives_exports_that_are_broken_off() -> None:
+    """gRPC frees a call that is cancelled before its stream is closed."""
+    document = pb.IngestDocument(packed_tokens=np.arange(100_000, dtype="<i4").tobytes(), complete=True)
+    with PrivateService(http=False) as service, grpc.insecure_channel(service.endpoint) as opened:
+        drafter, corpus = draftd_pb2_grpc.DrafterServiceStub(opened), draftd_pb2_grpc.CorpusServiceStub(opened)
+        for number in range(10):
+            document.document_id = f"{number}"
+            drafter.Ingest(pb.IngestRequest(namespace="large", vocab_size=100_000, documents=[document]), timeout=60)
+        for number in range(30):
+            answers = corpus.Export(pb.ExportRequest(namespace="large"), timeout=60)
+            next(answers)
+            answers.cancel()
+            if number % 3:
+                time.sleep(0.02)
+        assert corpus.GetNamespace(pb.GetNamespaceRequest(namespace="large"), timeout=60).namespace.documents == 10
+        assert service.exit_code is None
