@@ -400,7 +400,8 @@ class Corpus(RefreshCycle):
         Raises:
             NotFound: The namespace does not exist.
             InvalidArgument: A token outside the vocabulary, an id that is empty or too long, or a gap before `offset`.
-            FailedPrecondition: See draftd.drafter.documents.Documents.ingest.
+            FailedPrecondition: See draftd.drafter.documents.Documents.ingest. Or the document is committed with other tokens there; of one
+                that is evicted in part this is not known.
         """
         space = self._get(namespace)
         check_document_id(document_id)
@@ -408,6 +409,10 @@ class Corpus(RefreshCycle):
         if offset < 0:
             raise InvalidArgument(f"offset is {offset}; it must be at least 0", "offset")
         with space.lock:
+            done = space.documents.committed.get(document_id)
+            known = done is not None and not done.gone and offset + len(tokens) <= done.length
+            if done is not None and known and not np.array_equal(space.tokens_of(done)[offset : offset + len(tokens)], tokens):
+                raise FailedPrecondition(f"document_id {document_id!r} is committed with other tokens", "document_id")
             result = space.documents.ingest(document_id, offset, tokens, complete, owner, lead=lead)
             if result.kept_tokens:
                 space.arrivals.append(time.perf_counter())

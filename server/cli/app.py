@@ -7,7 +7,7 @@ import typer
 from typer.exceptions import TyperException
 
 from draftd.server.cli.bench import bench
-from draftd.server.cli.channel import with_credentials
+from draftd.server.cli.channel import printable, with_credentials
 from draftd.server.cli.config import config
 from draftd.server.cli.documents import export, import_documents, ingest
 from draftd.server.cli.draft import explain, propose
@@ -58,12 +58,13 @@ def _root(
 def run() -> None:
     """Runs the command line and exits: 0 ok, 1 failure, 2 usage, 130 interrupted."""
     try:
-        code = app(standalone_mode=False)
+        code = app(standalone_mode=False, prog_name=app.info.name)
     except Failure as failure:
         _fail(str(failure), 2 if isinstance(failure, UsageFailure) else 1)
     except TyperException as error:
         message = error.format_message()
-        _fail(f"{message} (see draftd --help)" if message else "", error.exit_code)
+        context = getattr(error, "ctx", None)
+        _fail(f"{message} (see {context.command_path if context else 'draftd'} --help)" if message else "", error.exit_code)
     except BrokenPipeError:
         # The reader of our output went away, as in `draftd export | head`; nobody is left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -75,5 +76,5 @@ def run() -> None:
 
 def _fail(message: str, code: int) -> None:
     if message:
-        typer.echo("draftd: " + " ".join(message.split()), err=True)
+        typer.echo("draftd: " + printable(" ".join(message.split())), err=True)
     sys.exit(code)

@@ -5,10 +5,12 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import grpc
 import typer
+from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from rich.console import Console
 
 from draftd.client.channel import open_channel, socket_path
@@ -32,6 +34,8 @@ TIMEOUT_S = 30.0
 _PLAIN_WIDTH = 200
 _CONNECTED_S = 0.2
 """Longest time to find out whether a channel is connected, where it is not."""
+
+M = TypeVar("M", bound=Message)
 
 _credentials: ContextVar[Credentials | None] = ContextVar("credentials", default=None)
 """Those of the running command."""
@@ -74,6 +78,21 @@ def wide_console() -> Console:
     return console if console.is_terminal else Console(markup=False, highlight=False, width=_PLAIN_WIDTH)
 
 
+def printable(text: str) -> str:
+    """Text of others with control characters escaped: a terminal would obey them."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def message_of(kind: type[M], **fields: Any) -> M:
+    """A protobuf message of what flags say; UsageFailure if a value does not fit its field."""
+    for name, value in fields.items():
+        try:
+            kind(**{name: value})
+        except ValueError:
+            raise UsageFailure(f"--{name.replace('_', '-')}: {value!a} is out of range, or no UTF-8") from None
+    return kind(**fields)
+
+
 def endpoint_or_default(endpoint: str) -> str:
     """A gRPC target."""
     return endpoint or f"unix:{default_socket()}"
@@ -96,6 +115,16 @@ def channel(endpoint: str) -> Iterator[grpc.Channel]:
             yield opened
         except grpc.RpcError as error:
             raise _failure(error, target, opened) from None
+
+
+def check_answers(endpoint: str) -> None:
+    """Failure if no service answers; for commands whose engines would wait for one. They take their credentials from the environment."""
+    try:
+        _credentials.set(Credentials.from_environment())
+    except DraftdError as error:
+        raise UsageFailure(str(error)) from None
+    with channel(endpoint) as opened:
+        health_pb2_grpc.HealthStub(opened).Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
 
 
 def with_credentials(command: Callable[..., None]) -> Callable[..., None]:

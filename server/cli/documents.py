@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from draftd.proto.draftd.v1 import draftd_pb2 as pb
 from draftd.proto.draftd.v1 import draftd_pb2_grpc
-from draftd.server.cli.channel import TIMEOUT_S, EndpointOption, JsonOption, NamespaceOption, channel
+from draftd.server.cli.channel import TIMEOUT_S, EndpointOption, JsonOption, NamespaceOption, channel, message_of
 from draftd.server.cli.failure import Failure
 from draftd.server.cli.files import PARQUET, STANDARD, FileDocument, Header, open_text, read_documents, whole_file, write_document
 
@@ -38,15 +38,16 @@ def ingest(
     endpoint: EndpointOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Add whole documents. A document whose id is there already is left as it is."""
+    """Add whole documents. One whose id is there already is left as it is, and must be the same or the beginning of it."""
     documents = tokens = known = 0
+    asked = message_of(pb.IngestRequest, namespace=namespace, vocab_size=vocab_size)
     with channel(endpoint) as opened, open_text(path, "r") as stream, _progress() as progress:
         stub = draftd_pb2_grpc.DrafterServiceStub(opened)
         task = progress.add_task("ingest", total=None)
         for batch in _batches(read_documents(stream, path)):
             request = pb.IngestRequest(
-                namespace=namespace,
-                vocab_size=vocab_size,
+                namespace=asked.namespace,
+                vocab_size=asked.vocab_size,
                 documents=[pb.IngestDocument(document_id=item.document_id, packed_tokens=_pack(item), complete=True) for item in batch],
             )
             for result in stub.Ingest(request, timeout=TIMEOUT_S).results:
@@ -67,7 +68,12 @@ def import_documents(
             metavar="FILE", help="A file of `export`: Parquet, or JSON lines, of which .gz and .zst are read too; - is standard input."
         ),
     ],
-    namespace: NamespaceOption = "",
+    namespace: Annotated[
+        str,
+        typer.Option(
+            "--namespace", "-n", help='Namespace; empty means the one that a Parquet file names, else "default".', show_default=False
+        ),
+    ] = "",
     vocab_size: VocabOption = 0,
     endpoint: EndpointOption = "",
     as_json: JsonOption = False,
@@ -77,6 +83,7 @@ def import_documents(
 
     A Parquet file says its namespace, vocabulary size and tokenizer; they are checked before anything is taken, and so are its tokens.
     """
+    message_of(pb.ImportRequest, namespace=namespace, vocab_size=vocab_size)
     with channel(endpoint) as opened, _progress() as progress:
         stub = draftd_pb2_grpc.CorpusServiceStub(opened)
         done = pb.ImportResponse()
@@ -233,7 +240,7 @@ def export(
     """
     documents = tokens = 0
     with channel(endpoint) as opened:
-        responses = iter(draftd_pb2_grpc.CorpusServiceStub(opened).Export(pb.ExportRequest(namespace=namespace)))
+        responses = iter(draftd_pb2_grpc.CorpusServiceStub(opened).Export(message_of(pb.ExportRequest, namespace=namespace)))
         first = next(responses)
         header = Header(namespace or "default", first.vocab_size, first.tokenizer_fingerprint, first.generation)
         with _sink(path, header) as write, _progress() as progress:

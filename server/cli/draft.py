@@ -10,7 +10,7 @@ from rich.table import Table
 
 from draftd.proto.draftd.v1 import draftd_pb2 as pb
 from draftd.proto.draftd.v1 import draftd_pb2_grpc
-from draftd.server.cli.channel import TIMEOUT_S, EndpointOption, JsonOption, NamespaceOption, channel, wide_console
+from draftd.server.cli.channel import TIMEOUT_S, EndpointOption, JsonOption, NamespaceOption, channel, message_of, printable, wide_console
 from draftd.server.cli.failure import Failure, UsageFailure
 
 if TYPE_CHECKING:
@@ -67,7 +67,8 @@ def propose(
 ) -> None:
     """Draft for one context, as an engine would get it."""
     context = Context(tokens, text, tokenizer)
-    parameters = pb.DraftParameters(
+    parameters = message_of(
+        pb.DraftParameters,
         k=k,
         max_depth=max_depth,
         spec_factor=spec_factor,
@@ -77,7 +78,8 @@ def propose(
         tau=tau,
         branches=branches,
     )
-    request = pb.ProposeRequest(rows=[pb.Row(tokens=context.tokens, namespace=namespace)], parameters=parameters)
+    row = message_of(pb.Row, tokens=context.tokens, namespace=namespace)
+    request = pb.ProposeRequest(rows=[row], parameters=parameters)
     with channel(endpoint) as opened:
         response = draftd_pb2_grpc.DrafterServiceStub(opened).Propose(request, timeout=TIMEOUT_S)
     draft = response.drafts[0]
@@ -106,7 +108,8 @@ def explain(
 ) -> None:
     """Show every matched suffix of a context, what followed it, where it comes from, and the draft that it gives."""
     context = Context(tokens, text, tokenizer)
-    parameters = pb.DraftParameters(
+    parameters = message_of(
+        pb.DraftParameters,
         k=k,
         max_depth=max_depth,
         spec_factor=spec_factor,
@@ -116,7 +119,7 @@ def explain(
         tau=tau,
         branches=branches,
     )
-    request = pb.ExplainRequest(namespace=namespace, tokens=context.tokens, parameters=parameters, limit=limit)
+    request = message_of(pb.ExplainRequest, namespace=namespace, tokens=context.tokens, parameters=parameters, limit=limit)
     with channel(endpoint) as opened:
         response = draftd_pb2_grpc.CorpusServiceStub(opened).Explain(request, timeout=TIMEOUT_S)
     if as_json:
@@ -137,7 +140,7 @@ def explain(
             str(match.occurrences),
             f"{match.score:.2f}",
             following + (f", {more} more" if more > 0 else ""),
-            ", ".join(f"{item.document_id}@{item.position}" for item in match.documents),
+            ", ".join(f"{printable(item.document_id)}@{item.position}" for item in match.documents),
             context.show(match.draft),
         )
     wide_console().print(table)
@@ -156,7 +159,7 @@ class Context:
 
     def __init__(self, tokens: str, text: str, tokenizer: Path | None) -> None:
         if bool(tokens) == bool(text):
-            raise UsageFailure("give --tokens or --text")
+            raise UsageFailure("give --tokens or --text, and at least one token")
         if text and tokenizer is None:
             raise UsageFailure("--text needs --tokenizer")
         self._tokenizer = _load(tokenizer) if tokenizer else None

@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -15,6 +16,7 @@ from typing import IO, Any, cast
 import zstandard
 
 from draftd.server.cli.failure import Failure
+from draftd.server.zstd import open_zstd
 
 STANDARD = "-"
 PARQUET = ".parquet"
@@ -55,8 +57,10 @@ def open_text(path: str, mode: str) -> Iterator[IO[str]]:
 def _open(file: Path, name: str, mode: str) -> IO[str]:
     if name.endswith(".gz"):
         return cast(IO[str], gzip.open(file, mode + "t", encoding="utf-8"))
+    if name.endswith(".zst") and mode == "r":
+        return io.TextIOWrapper(open_zstd(file.open("rb")), encoding="utf-8")
     if name.endswith(".zst"):
-        return cast(IO[str], zstandard.open(file, mode + "t", encoding="utf-8"))
+        return cast(IO[str], zstandard.open(file, "wt", encoding="utf-8"))
     return file.open(mode, encoding="utf-8")
 
 
@@ -89,37 +93,46 @@ def read_documents(stream: IO[str], name: str) -> Iterator[FileDocument]:
     """Documents of a stream, one or more a line.
 
     A line is a JSON object with `document_id` and `tokens`, a trace session with `id` and `turns` (each turn's output is a document), a
-    JSON list of token ids, or token ids separated by commas or blanks. Lines without an id are named after the file and the line.
+    JSON list of token ids, or token ids separated by commas or blanks. Lines without an id are named after the file, the line and what
+    is in it: the same file again adds nothing, and another one of that name does.
     """
     for number, line in enumerate(stream, 1):
         if text := line.strip():
             try:
                 yield from _documents(text, f"{Path(name).name}:{number}")
             except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-                raise Failure(f"{name}:{number}: neither token ids nor a JSON document nor a trace session") from None
+                raise Failure(f"{name}:{number}: neither token ids, at least one, nor a JSON document nor a trace session") from None
 
 
-def _documents(text: str, default_id: str) -> Iterator[FileDocument]:
+def _documents(text: str, place: str) -> Iterator[FileDocument]:
     if text[0] not in "{[":
-        yield FileDocument(default_id, [int(part) for part in text.replace(",", " ").split()])
+        yield _unnamed([int(part) for part in text.replace(",", " ").split()], place)
         return
     value: Any = json.loads(text)
     if isinstance(value, list):
-        yield FileDocument(default_id, [int(token) for token in value])
+        yield _unnamed(value, place)
     elif "turns" in value:
         for i, turn in enumerate(value["turns"]):
             if turn["output"]:
                 yield _document(f"{value['id']}/{i}", turn["output"])
     else:
-        yield _document(str(value["document_id"]), value["tokens"], int(value.get("generation", 0)))
+        yield _document(str(value["document_id"]), value["tokens"], value.get("generation", 0))
 
 
-def _document(document_id: str, tokens: Any, generation: int = 0) -> FileDocument:
+def _unnamed(tokens: list[Any], place: str) -> FileDocument:
+    digest = hashlib.blake2b(json.dumps(tokens).encode(), digest_size=8).hexdigest()
+    return _document(f"{place}:{digest}", tokens)
+
+
+def _document(document_id: str, tokens: Any, generation: Any = 0) -> FileDocument:
     """A document that fits a message; ValueError if it does not."""
     document_id.encode()
-    if not -(2**63) <= generation < 2**63:
+    if type(generation) is not int or not -(2**63) <= generation < 2**63:
         raise ValueError(generation)
-    return FileDocument(document_id, [int(token) for token in tokens], generation)
+    # Numbers that are no integers would become others.
+    if type(tokens) is not list or not tokens or any(type(token) is not int for token in tokens):
+        raise ValueError(tokens)
+    return FileDocument(document_id, tokens, generation)
 
 
 def write_document(stream: io.TextIOBase | IO[str], document: FileDocument) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 from pydantic.fields import FieldInfo
+from rich.markup import escape
 
 from draftd.server.cli.failure import UsageFailure
 from draftd.server.config import ConfigError, LoadedConfig, ServerConfig, load_config
@@ -56,7 +57,9 @@ def _annotation(name: str, info: FieldInfo) -> Any:
     else:
         kind = kind if kind in (int, float) else str
         default = "" if info.default in (None, "") else f"; default {info.default}"
-        allowed = " ".join(part for part in (allowed_values(info), about["unit"]) if part)
+        # A range is in a unit; words say for themselves what they are.
+        allowed = about["allowed"] or " ".join(part for part in (allowed_values(info), about["unit"]) if part)
         text = f"{info.description} ({allowed}{default})"
-    option = typer.Option(*flags, help=text, show_default=False, rich_help_panel=str(about["group"]), metavar=None)
+    # What stands in brackets would be taken for a style.
+    option = typer.Option(*flags, help=escape(text), show_default=False, rich_help_panel=str(about["group"]), metavar=None)
     return Annotated[kind | None, option]

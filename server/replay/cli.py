@@ -14,12 +14,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from draftd.drafter.errors import InvalidArgument
 from draftd.drafter.params import MAX_DEPTH, MAX_K, DraftParams
+from draftd.server.cli.channel import check_answers
 from draftd.server.cli.failure import Failure, UsageFailure
 from draftd.server.replay.processes import EngineFailed
 from draftd.server.replay.report import print_report
 from draftd.server.replay.run import ReplaySettings, run_replay, service_for
 from draftd.server.replay.service import ServiceFailed
-from draftd.server.replay.trace import Session, TraceError, load_trace
+from draftd.server.replay.trace import Session, TraceError, load_trace, vocab_size_of
 
 _DEFAULT = DraftParams()
 
@@ -129,7 +130,10 @@ def replay(
     console = Console(stderr=True)
     try:
         sessions = load_trace(trace, limit_sessions)
+        if vocab_size is not None and vocab_size < vocab_size_of(sessions):
+            raise UsageFailure(f"--vocab-size is {vocab_size}; the trace has token {vocab_size_of(sessions) - 1}")
         if endpoint:
+            check_answers(endpoint)
             figures = replay_with_progress(console, settings, sessions, endpoint, http.rstrip("/"))
         else:
             with console.status("starting a service (the first start on a machine compiles kernels)"):

@@ -9,6 +9,7 @@ import gzip
 import io
 import json
 import sys
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from draftd.drafter.errors import InvalidArgument
 from draftd.drafter.groups import check_group
 from draftd.drafter.params import MAX_VOCAB
+from draftd.server.zstd import open_zstd
 
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
@@ -68,7 +70,7 @@ def load_trace(path: str, limit: int | None = None) -> list[Session]:
                     break
                 if line.strip():
                     sessions.append(_session(line, f"{name}:{number}"))
-    except (OSError, EOFError, zstandard.ZstdError) as error:
+    except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
         where = f"{name}, after line {number}" if number else name
         raise TraceError(f"{where}: {getattr(error, 'strerror', None) or error}") from None
     if not sessions:
@@ -91,8 +93,7 @@ def _lines(stream: BinaryIO) -> Iterator[bytes]:
     if start.startswith(_GZIP):
         yield from gzip.GzipFile(fileobj=buffered)
     elif start.startswith(_ZSTD):
-        with zstandard.ZstdDecompressor().stream_reader(buffered) as reader:
-            yield from io.BufferedReader(reader)
+        yield from open_zstd(buffered)
     else:
         yield from buffered
 

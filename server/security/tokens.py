@@ -9,7 +9,7 @@ import re
 import secrets
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -32,7 +32,7 @@ class TokenEntry(BaseModel):
 
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     rights: list[Right] = Field(min_length=1)
-    namespaces: list[str] = Field(min_length=1, max_length=256)
+    namespaces: list[Annotated[str, Field(min_length=1)]] = Field(min_length=1, max_length=256)
     requests_per_s: float | None = Field(None, ge=0, le=1e9, allow_inf_nan=False)
     tokens_per_s: float | None = Field(None, ge=0, le=1e12, allow_inf_nan=False)
     max_attachments: int | None = Field(None, ge=0, le=4096)

@@ -123,6 +123,7 @@ def test_a_token_is_made_with_its_quotas(tmp_path: Path) -> None:
     made = draftd("token", "t", "-r", "read", "-n", "a/*", "--max-attachments", "4", "--max-namespaces", "2", "--append", str(file))
     assert made.returncode == 0, made.stderr
     assert "max_attachments = 4\nmax_namespaces = 2\n" in file.read_text()
+    assert draftd("token", "t", "-r", "read", "-n", "").returncode == 2
     refused = draftd("token", "t", "-r", "read", "-n", "a/*", "--max-attachments", "-1")
     assert (refused.returncode, "max_attachments" in refused.stderr) == (2, True)
     assert token_file(tmp_path, PRINCIPALS).exists()
