@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import weakref
@@ -13,6 +14,15 @@ from draftd.drafter.ops.collect.ring import Ring, RingShape
 from draftd.drafter.stats import STATS_WORDS, EngineStats
 
 _HEAD_BYTES = -(-8 * (STATS_WORDS + 2) // 64) * 64
+
+
+def above_standard(fd: int) -> int:
+    """A descriptor in place of one that has the number of a standard stream, since that was closed: a new process gets others there."""
+    if fd > 2:
+        return fd
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(fd)
+    return moved
 
 
 class HelperBlock:
@@ -46,7 +56,7 @@ class HelperBlock:
         Raises:
             OSError: There is no memory for it.
         """
-        fd = os.memfd_create("draftd-helper", os.MFD_CLOEXEC)
+        fd = above_standard(os.memfd_create("draftd-helper", os.MFD_CLOEXEC))
         try:
             os.posix_fallocate(fd, 0, _HEAD_BYTES + shape.byte_size)
         except OSError:

@@ -26,7 +26,7 @@ import numpy as np
 from draftd.client.failopen import FailOpen
 from draftd.client.frames import Frames, encode
 from draftd.client.helper import Greeting
-from draftd.client.helper_block import HelperBlock
+from draftd.client.helper_block import HelperBlock, above_standard
 
 _log = logging.getLogger("draftd.client")
 
@@ -68,7 +68,7 @@ class HelperProcess:
         self._socket: socket.socket | None = None
         self._unsent: deque[memoryview] = deque()
         self._unsent_bytes = 0
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake = above_standard(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
         weakref.finalize(self, os.close, self._wake)
         self._numbers = itertools.count(1)
         self._answers: dict[int, Any] = {}
@@ -218,7 +218,7 @@ class HelperProcess:
             return None
 
     def _spawn(self) -> socket.socket:
-        ours, theirs = socket.socketpair()
+        ours, theirs = (socket.socket(fileno=above_standard(end.detach())) for end in socket.socketpair())
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         # It imports what this process does, and nothing that lies in the current directory by chance.
         arguments = [str(number) for number in (theirs.fileno(), self._block.fd, self._pid)]

@@ -321,6 +321,24 @@ def test_helper_imports_whatever_is_in_the_path(monkeypatch: pytest.MonkeyPatch)
     helper.close()
 
 
+_WITHOUT_STREAMS = """
+import os
+for fd in range(3):
+    os.close(fd)
+from tests.client.test_helper import GREETING, helper_of
+helper = helper_of(GREETING)
+asked = helper.ask("visible", 0.1)
+helper.close()
+os._exit(42 if asked is False else 1)
+"""
+
+
+def test_engine_whose_standard_streams_are_closed_has_a_helper() -> None:
+    """Its descriptors get the numbers of those."""
+    root = Path(__file__).parents[2]
+    assert subprocess.run([sys.executable, "-c", _WITHOUT_STREAMS], cwd=root, timeout=60, check=False).returncode == 42
+
+
 def test_helper_that_is_asked_to_end_tells_what_there_is_first() -> None:
     helper = helper_of(GREETING)
     assert helper.ask("visible", 0.1) is False
