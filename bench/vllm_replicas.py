@@ -119,9 +119,8 @@ class Fleet:
     def start(self, name: str, method: str, shared: bool, invariant: bool = False) -> Replica:
         """Starts a replica without waiting for it."""
         policy, adaptive = self._rule_of(name)
-        adaptive = adaptive and shared
-        settings = {"model": self.given.model, "k": self.given.k, "batches": self.given.batch, "method": method, "adaptive": adaptive}
-        settings["cudagraph_mode"] = self.given.cudagraph_mode
+        settings = {"model": self.given.model, "k": self.given.k, "batches": self.given.batch, "method": method}
+        settings |= {"adaptive": adaptive and shared, "cudagraph_mode": self.given.cudagraph_mode}
         environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_PLUGINS": "", "PYTHONUNBUFFERED": "1"}
         environment["VLLM_USE_BREAKABLE_CUDAGRAPH"] = str(int("PIECEWISE" in self.given.cudagraph_mode))
         if shared:

@@ -410,8 +410,7 @@ class Corpus(RefreshCycle):
             raise InvalidArgument(f"offset is {offset}; it must be at least 0", "offset")
         with space.lock:
             done = space.documents.committed.get(document_id)
-            known = done is not None and not done.gone and offset + len(tokens) <= done.length
-            if done is not None and known and not np.array_equal(space.tokens_of(done)[offset : offset + len(tokens)], tokens):
+            if done is not None and offset + len(tokens) <= done.length and not space.agrees(done, offset, tokens):
                 raise FailedPrecondition(f"document_id {document_id!r} is committed with other tokens", "document_id")
             result = space.documents.ingest(document_id, offset, tokens, complete, owner, lead=lead)
             if result.kept_tokens:
@@ -514,7 +513,7 @@ class Corpus(RefreshCycle):
             document = space.documents.committed.get(document_id)
             if document is None:
                 return Comparison.IN_FLIGHT if document_id in space.documents.open else Comparison.ABSENT
-            same = document.length == len(tokens) and (bool(document.gone) or np.array_equal(space.tokens_of(document), tokens))
+            same = document.length == len(tokens) and space.agrees(document, 0, tokens)
             return Comparison.SAME if same else Comparison.OTHER
 
     def document_count(self, namespace: str) -> int:

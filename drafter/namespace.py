@@ -49,6 +49,10 @@ class Namespace:
             tokens[document.released :] = document.tokens(document.released, document.length)
         return tokens
 
+    def agrees(self, document: Document, offset: int, tokens: NDArray[np.int32]) -> bool:
+        """Whether a committed document has these tokens at an offset; taken for granted where some were evicted. Call it under the lock."""
+        return bool(document.gone) or np.array_equal(self.tokens_of(document)[offset : offset + len(tokens)], tokens)
+
     def kept(self) -> KeptNamespace:
         """What outlives the index."""
         return KeptNamespace(

@@ -40,14 +40,14 @@ def ingest(
 ) -> None:
     """Add whole documents. One whose id is there already is left as it is, and must be the same or the beginning of it."""
     documents = tokens = known = 0
-    asked = message_of(pb.IngestRequest, namespace=namespace, vocab_size=vocab_size)
+    message_of(pb.IngestRequest, namespace=namespace, vocab_size=vocab_size)
     with channel(endpoint) as opened, open_text(path, "r") as stream, _progress() as progress:
         stub = draftd_pb2_grpc.DrafterServiceStub(opened)
         task = progress.add_task("ingest", total=None)
         for batch in _batches(read_documents(stream, path)):
             request = pb.IngestRequest(
-                namespace=asked.namespace,
-                vocab_size=asked.vocab_size,
+                namespace=namespace,
+                vocab_size=vocab_size,
                 documents=[pb.IngestDocument(document_id=item.document_id, packed_tokens=_pack(item), complete=True) for item in batch],
             )
             for result in stub.Ingest(request, timeout=TIMEOUT_S).results:

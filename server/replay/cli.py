@@ -130,8 +130,8 @@ def replay(
     console = Console(stderr=True)
     try:
         sessions = load_trace(trace, limit_sessions)
-        if vocab_size is not None and vocab_size < vocab_size_of(sessions):
-            raise UsageFailure(f"--vocab-size is {vocab_size}; the trace has token {vocab_size_of(sessions) - 1}")
+        if vocab_size is not None and vocab_size < (least := vocab_size_of(sessions)):
+            raise UsageFailure(f"--vocab-size is {vocab_size}; the trace has token {least - 1}")
         if endpoint:
             check_answers(endpoint)
             figures = replay_with_progress(console, settings, sessions, endpoint, http.rstrip("/"))
